@@ -1,0 +1,1 @@
+"""From bytes to events: sources, envelopes, vLLM's record prefix, message families."""
