@@ -1,0 +1,122 @@
+"""What is shipped, and what a newcomer's machine needs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings tomli on 3.10
+    import tomli as tomllib
+
+PACKAGES = ("logscope", "parsers", "reference_engine")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def tracked() -> list[Path]:
+    """Files of the project: what git knows, or everything but what tools made, outside a clone."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=30
+        ).stdout.decode()
+        return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    except (OSError, subprocess.CalledProcessError):
+        return [
+            p
+            for p in ROOT.rglob("*")
+            if p.is_file() and not any(part.startswith(".") for part in p.relative_to(ROOT).parts)
+        ]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    out = tmp_path_factory.mktemp("wheel")
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "-w",
+        str(out),
+        str(ROOT),
+    ]
+    subprocess.run(build, check=True, timeout=300)
+    return zipfile.ZipFile(next(out.glob("logscope-*.whl")))
+
+
+def test_the_wheel_holds_the_packages_their_types_templates_and_tables(
+    wheel: zipfile.ZipFile,
+) -> None:
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    tree = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {f"{package}/py.typed" for package in PACKAGES} <= held
+    assert "logscope/report/template.html.j2" in held
+    assert held == tree
+
+
+def test_the_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    [points] = [n for n in wheel.namelist() if n.endswith("entry_points.txt")]
+    assert "logscope = logscope.cli:main" in wheel.read(points).decode()
+    assert [n for n in wheel.namelist() if n.endswith("licenses/LICENSE")]
+
+
+def test_every_import_is_declared() -> None:
+    project = PROJECT["project"]
+    extras = [group for name, group in project["optional-dependencies"].items() if name != "dev"]
+    declared = [*project["dependencies"], *(name for group in extras for name in group)]
+    allowed = {re.split(r"[^A-Za-z0-9_-]", name)[0].replace("-", "_") for name in declared}
+    allowed |= set(PACKAGES)
+    foreign = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+        if name.split(".")[0] not in sys.stdlib_module_names and name.split(".")[0] not in allowed
+    }
+    assert foreign == set()
+
+
+def test_no_path_of_a_developers_machine_is_in_the_tree() -> None:
+    marks = (str(ROOT).encode(), str(Path.home()).encode() + b"/")
+    named = [
+        str(path.relative_to(ROOT))
+        for path in tracked()
+        if any(mark in path.read_bytes() for mark in marks)
+    ]
+    assert named == []
+
+
+def test_samples_are_small_and_each_is_explained() -> None:
+    explained = (ROOT / "samples" / "README.md").read_text(encoding="utf-8")
+    logs = [p for p in (ROOT / "samples").iterdir() if p.name != "README.md"]
+    assert len(logs) >= 4
+    assert [p.name for p in logs if p.name not in explained or p.stat().st_size > 250_000] == []
+
+
+def test_the_version_has_one_home_and_the_changelog_knows_it() -> None:
+    from logscope import __version__
+
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
