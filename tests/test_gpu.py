@@ -73,18 +73,21 @@ def test_every_row_of_the_table_is_complete_and_spelled_once() -> None:
         assert 30 < gpu.fp16_flops / gpu.bandwidth_bytes_per_s < 450
 
 
-# Milliseconds between tokens and of an 8,192-token prefill as published for vLLM on these devices (read off to one digit
-# and rounded): a roofline without calibration has to come within a third.
-@pytest.mark.parametrize(
-    ("gpu", "decode_ms", "prefill_ms"),
-    [("H100", 7.0, 270.0), ("A100", 11.5, 800.0), ("L4", 62.0, 2200.0), ("A10G", 33.0, 3300.0)],
-)
-def test_an_eight_billion_model_takes_about_what_people_measure(
-    gpu: str, decode_ms: float, prefill_ms: float
-) -> None:
-    clock = RooflineStepTime(find_gpu(gpu), LLAMA_8B)
-    assert clock.seconds(0, 1, 500, 1) == pytest.approx(decode_ms / 1e3, rel=0.33)
-    assert clock.seconds(8192, 0, 8192, 1) == pytest.approx(prefill_ms / 1e3, rel=0.33)
+def test_one_decode_takes_what_a_published_measurement_took() -> None:
+    # Musgrave, "vLLM throughput-latency sweep on NVIDIA A100" (vLLM 0.23.0, bf16, 1,024 tokens in, one at a time): about
+    # 75 tokens a second on the 40 GB device.
+    clock = RooflineStepTime(find_gpu("A100-40GB"), LLAMA_8B)
+    assert clock.seconds(0, 1, 1088, 1) == pytest.approx(1 / 75, rel=0.1)
+
+
+@pytest.mark.parametrize("gpu", ["T4", "A10G", "L4", "A100", "H100", "H200", "MI300X"])
+def test_a_lone_decode_is_bound_by_memory_and_a_long_prefill_by_arithmetic(gpu: str) -> None:
+    device = find_gpu(gpu)
+    clock = RooflineStepTime(device, LLAMA_8B)
+    reading = LLAMA_8B.weight_bytes / device.bandwidth_bytes_per_s
+    assert reading / 0.8 <= clock.seconds(0, 1, 500, 1) <= reading / 0.5
+    arithmetic = 8192 * 16.06e9 / device.fp16_flops
+    assert arithmetic / 0.6 <= clock.seconds(8192, 0, 8192, 1) <= arithmetic / 0.5
 
 
 @given(clocks, tokens, st.integers(0, 512), st.integers(0, 4_000_000), st.integers(1, 5000))
@@ -201,16 +204,13 @@ def test_kv_bytes_of_known_models() -> None:
     assert kv_bytes_per_token(80, 8, 128, bytes_per_value=1) == 163840
 
 
-# Tokens of KV cache as vLLM logs them on start for these models and devices at 0.9, read off real start-up lines.
-@pytest.mark.parametrize(
-    ("gpu", "model", "split", "tokens_logged"),
-    [("H100", LLAMA_8B, Parallel(), 440_000), ("A100", LLAMA_70B, Parallel(4), 470_000)],
-)
-def test_kv_capacity_is_near_what_servers_log(
-    gpu: str, model: ModelShape, split: Parallel, tokens_logged: int
-) -> None:
-    capacity = kv_capacity(find_gpu(gpu), model, Placement(0.9, split))
-    assert capacity.tokens == pytest.approx(tokens_logged, rel=0.1)
+def test_kv_capacity_is_the_memory_that_is_left() -> None:
+    # 79.15 GiB x 0.9, less a quarter of 141 GB, less 2.8 GiB of runtime, at 327,680 / 4 bytes a token.
+    capacity = kv_capacity(find_gpu("A100"), LLAMA_70B, Placement(0.9, Parallel(4)))
+    room = 79.15 * GIB * 0.9 - 141e9 / 4 - 2.8 * GIB
+    assert capacity.bytes_per_device == pytest.approx(room)
+    assert capacity.num_blocks == int(room / (16 * 327680 / 4))
+    assert capacity.tokens == 16 * capacity.num_blocks
 
 
 def test_weights_that_do_not_fit_leave_no_block() -> None:
