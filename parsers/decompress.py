@@ -1,0 +1,230 @@
+"""Compressed logs, recognised by their first bytes and decoded in bounded blocks.
+
+gzip with several members, zstd with several frames, xz and bzip2 with several streams. Memory stays
+bounded whatever the ratio: every decoder is asked for a limited output, so that a decompression bomb
+costs time but no memory. A stream that ends too early, or is damaged, gives what could be decoded and
+then raises `DamagedError`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Protocol
+
+__all__ = ["BLOCK", "DamagedError", "compression_of", "decoded", "unsupported"]
+
+BLOCK = 1 << 20
+_ZSTD_FEED = 1 << 10  # zstd has no output limit: a kilobyte in is at most 256 blocks of 128 KiB out
+_XZ_MEMORY = 1 << 28
+
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"BZh", "bzip2"),
+)
+_UNSUPPORTED: tuple[tuple[bytes, str], ...] = (
+    (b"\x04\x22\x4d\x18", "lz4 compressed; decompress it first (lz4 -d)"),
+    (b"PK\x03\x04", "a zip archive; unpack it first"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive; unpack it first"),
+)
+
+
+class DamagedError(Exception):
+    """A compressed stream that is cut short or damaged; `lost` compressed bytes were not decoded."""
+
+    def __init__(self, reason: str, lost: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.lost = lost
+
+
+class _Decoder(Protocol):
+    """One member (frame, stream) of a compressed file."""
+
+    def feed(self, data: bytes) -> bytes: ...
+
+    @property
+    def hungry(self) -> bool: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def rest(self) -> bytes: ...
+
+
+class _Gzip:
+    """A gzip member through zlib, which keeps what it could not yet decode in `unconsumed_tail`."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(wbits=31)
+
+    def feed(self, data: bytes) -> bytes:
+        return self._zlib.decompress(self._zlib.unconsumed_tail + data, BLOCK)
+
+    @property
+    def hungry(self) -> bool:
+        return not self._zlib.unconsumed_tail
+
+    @property
+    def done(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def rest(self) -> bytes:
+        return self._zlib.unused_data
+
+
+class _Standard:
+    """An xz or bzip2 stream: the standard library's decoders share one interface."""
+
+    def __init__(self, decoder: lzma.LZMADecompressor | bz2.BZ2Decompressor) -> None:
+        self._decoder = decoder
+
+    def feed(self, data: bytes) -> bytes:
+        return self._decoder.decompress(data, BLOCK)
+
+    @property
+    def hungry(self) -> bool:
+        return self._decoder.needs_input
+
+    @property
+    def done(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def rest(self) -> bytes:
+        return self._decoder.unused_data
+
+
+class _Zstd:
+    """A zstd frame, fed in small pieces so that each answer is bounded."""
+
+    def __init__(self) -> None:
+        import zstandard  # only who has such a file pays for the import
+
+        self._decoder = zstandard.ZstdDecompressor().decompressobj()
+        self._pending = b""
+
+    def feed(self, data: bytes) -> bytes:
+        pending = self._pending + data
+        piece, self._pending = pending[:_ZSTD_FEED], pending[_ZSTD_FEED:]
+        return self._decoder.decompress(piece) if piece else b""
+
+    @property
+    def hungry(self) -> bool:
+        return not self._pending
+
+    @property
+    def done(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def rest(self) -> bytes:
+        return self._decoder.unused_data + self._pending
+
+
+def _zstd_errors() -> tuple[type[Exception], ...]:
+    import zstandard
+
+    return (zstandard.ZstdError,)
+
+
+def _new_decoder(kind: str) -> _Decoder:
+    if kind == "gzip":
+        return _Gzip()
+    if kind == "zstd":
+        return _Zstd()
+    if kind == "xz":
+        return _Standard(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
+    return _Standard(bz2.BZ2Decompressor())
+
+
+def compression_of(head: bytes) -> str | None:
+    """The compression that a file's first bytes tell: gzip, zstd, xz, bzip2, or None."""
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind
+    if len(head) >= 4 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:
+        return "zstd"  # a skippable frame (pzstd, seekable zstd) before the first one
+    return None
+
+
+def unsupported(head: bytes) -> str | None:
+    """What a file is that we know and do not read, with what to do."""
+    for magic, sentence in _UNSUPPORTED:
+        if head.startswith(magic):
+            return sentence
+    return "a tar archive; unpack it first" if head[257:262] == b"ustar" else None
+
+
+def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
+    """Decode a compressed stream; `read` gives its next raw bytes, b"" at the end.
+
+    Yields blocks of bounded size. Raises `DamagedError` after the last decodable block.
+    """
+    errors: tuple[type[Exception], ...] = (
+        zlib.error,
+        lzma.LZMAError,
+        OSError,
+        ValueError,
+        EOFError,
+    )
+    if kind == "zstd":
+        errors += _zstd_errors()
+    decoder = _new_decoder(kind)
+    raw = read()
+    while True:
+        try:
+            block = decoder.feed(raw)
+        except errors as error:
+            raise DamagedError(f"damaged {kind} stream", len(raw) + _count(read)) from error
+        if block:
+            yield block
+        if decoder.done:
+            raw = _next_member(decoder.rest, read)
+            if not raw:
+                return
+            if compression_of(raw) != kind:
+                raise DamagedError(
+                    f"bytes after the end of the {kind} stream are no {kind}",
+                    len(raw) + _count(read),
+                )
+            decoder = _new_decoder(kind)
+        elif decoder.hungry:
+            raw = read()
+            if not raw:
+                raise DamagedError(f"the {kind} stream is cut short", 0)
+        else:
+            raw = b""
+
+
+def _next_member(rest: bytes, read: Callable[[], bytes]) -> bytes:
+    """The first bytes of the next member; padding with NULs between members is passed over."""
+    rest = rest.lstrip(b"\0")
+    while len(rest) < 8:
+        more = read()
+        if not more:
+            break
+        rest = (rest + more).lstrip(b"\0")
+    return rest
+
+
+def _count(read: Callable[[], bytes]) -> int:
+    lost = 0
+    while data := read():
+        lost += len(data)
+    return lost
+
+
+def open_blocks(stream: BinaryIO, size: int = BLOCK) -> Callable[[], bytes]:
+    """A reader of blocks from a binary stream, b"" at its end."""
+
+    def read() -> bytes:
+        return stream.read(size) or b""
+
+    return read

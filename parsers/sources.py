@@ -1,0 +1,249 @@
+"""Where log lines come from: files, folders, globs, standard input, systemd journals.
+
+A source is read in bounded blocks, whatever its size and compression; what could not be read is counted
+in `Source.loss` and never stops another source.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from parsers.decompress import (
+    BLOCK,
+    DamagedError,
+    compression_of,
+    decoded,
+    open_blocks,
+    unsupported,
+)
+from parsers.discovery import Found, discover
+from parsers.journal import MAGIC, JournalError, export_blocks
+from parsers.lines import Line
+from parsers.rotation import rotation_of
+from parsers.text_blocks import is_binary, numbered_lines, transcoded
+
+__all__ = ["Loss", "Source", "Sources", "expand"]
+
+_FIFO_PATIENCE_S = 2.0
+
+
+@dataclass(slots=True)
+class Loss:
+    """What of a source could not be read.
+
+    `truncated` counts lines that were cut, `bytes` what was left out (of cut lines: text, of a damaged
+    compressed stream: compressed bytes), `problem` is a sentence or None.
+    """
+
+    truncated: int = 0
+    problem: str | None = None
+    bytes: int = 0
+
+
+class Source:
+    """One stream of log lines.
+
+    `name` is the source as the user gave it, `group` the rotated set (or journal) that it belongs to: one
+    server's stream; `modified_us` its last change in microseconds since the epoch (UTC), None for a pipe.
+    `problem` says why it could not be opened or read at all; it is set at once or when it is first read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        path: Path | None = None,
+        stream: BinaryIO | None = None,
+        group: str | None = None,
+        timezone: str | None = None,
+        problem: str | None = None,
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.group = group if group is not None else name
+        self.timezone = timezone
+        self.problem = problem
+        self.loss = Loss()
+        self.size: int | None = None
+        self.modified_us: int | None = None
+        self._stream = stream
+        if path is not None and problem is None:
+            self._examine(path)
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, problem={self.problem!r})"
+
+    def _examine(self, path: Path) -> None:
+        try:
+            facts = path.stat()
+        except OSError as error:
+            self.problem = _sentence(error)
+            return
+        if stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode):
+            self.modified_us = facts.st_mtime_ns // 1000
+        if stat.S_ISREG(facts.st_mode):
+            self.size = facts.st_size
+        elif stat.S_ISSOCK(facts.st_mode):
+            self.problem = "a socket, not a log"
+
+    def blocks(self) -> Iterator[bytes]:
+        """The source's bytes, decompressed, in blocks of bounded size; a journal's in export format.
+
+        Never raises for what lies in the source: see `problem` and `loss`.
+        """
+        if self.problem is not None:
+            return
+        try:
+            yield from self._open_and_read()
+        except DamagedError as damage:
+            self.loss.problem = damage.reason
+            self.loss.bytes += damage.lost
+        except JournalError as error:
+            self.problem = str(error)
+        except OSError as error:
+            self.problem = _sentence(error)
+
+    def _open_and_read(self) -> Iterator[bytes]:
+        if self._stream is not None:
+            yield from self._read(self._stream)
+        elif self.path is not None and self.path.is_dir():
+            yield from export_blocks(self.path, BLOCK)
+        elif self.path is not None:
+            stream, head = _open(self.path)
+            with stream:
+                yield from self._read(stream, head)
+
+    def _read(self, stream: BinaryIO, head: bytes = b"") -> Iterator[bytes]:
+        read = open_blocks(stream)
+        head += read()
+        while head and len(head) < 512 and (more := read()):  # a pipe gives little at a time
+            head += more
+        if self.path is not None and head.startswith(MAGIC):
+            yield from export_blocks(self.path, BLOCK)
+            return
+        self.problem = unsupported(head)
+        if self.problem is not None:
+            return
+        kind = compression_of(head)
+        raw = _pushed_back(head, read)
+        yield from self._text(decoded(kind, raw) if kind else iter(raw, b""))
+        if kind is None and self.size is not None:
+            self._check_whole(stream)
+
+    def _text(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        first = next(blocks, b"")
+        if (problem := unsupported(first)) or is_binary(first):
+            self.problem = problem or "a binary file, not a log"
+            return
+        yield from transcoded(first, blocks)
+
+    def _check_whole(self, stream: BinaryIO) -> None:
+        """Note when a file became shorter while it was read (log rotation by copy and truncate)."""
+        with suppress(OSError, ValueError):
+            if os.fstat(stream.fileno()).st_size < stream.tell():
+                self.loss.problem = "the file was truncated while it was read"
+
+    def lines(self) -> Iterator[Line]:
+        """The payload lines: physical lines with their envelopes removed.
+
+        Physical lines end at a line feed alone; carriage returns before it are dropped, others stay. A line
+        of more than 1 MiB is cut and counted in `loss`. Bytes that are no UTF-8 become U+FFFD.
+        """
+        for number, text in numbered_lines(self.blocks(), self.loss):
+            yield Line(number, text)
+
+
+class Sources(list[Source]):
+    """The sources found, in reading order; `notes` has a sentence for each file passed over in a folder."""
+
+    def __init__(self, sources: Sequence[Source] = (), notes: Sequence[str] = ()) -> None:
+        super().__init__(sources)
+        self.notes = list(notes)
+
+
+def expand(
+    args: Sequence[str], *, stdin: BinaryIO | None = None, timezone: str | None = None
+) -> Sources:
+    """Turn the arguments of a command into sources, rotated sets oldest first.
+
+    Files, folders (recursively; files that look like logs), globs, `-` for standard input. What cannot be
+    read is a source with its `problem` set. `timezone` (an IANA name) is that of outer clocks without zone.
+    """
+    sources: list[Source] = []
+    notes: list[str] = []
+    for found in _in_rotation_order(list(discover(args, notes))):
+        if found.name == "-" and found.path is None and found.problem is None:
+            stream = stdin if stdin is not None else sys.stdin.buffer
+            sources.append(Source("-", stream=stream, timezone=timezone))
+        else:
+            group = rotation_of(str(found.path)).base if found.path is not None else None
+            sources.append(
+                Source(
+                    found.name,
+                    path=found.path,
+                    group=group,
+                    timezone=timezone,
+                    problem=found.problem,
+                )
+            )
+    return Sources(sources, notes)
+
+
+def _in_rotation_order(found: list[Found]) -> list[Found]:
+    """Keep the order of sets as given, and sort each set oldest first."""
+    place: dict[str, int] = {}
+    keys = []
+    for index, item in enumerate(found):
+        rotation = rotation_of(str(item.path)) if item.path is not None else None
+        base = rotation.base if rotation is not None else item.name
+        age = rotation.age if rotation is not None else (2, 0, "")
+        keys.append((place.setdefault(base, index), age, index))
+    return [found[key[2]] for key in sorted(keys)]
+
+
+def _pushed_back(head: bytes, read: Callable[[], bytes]) -> Callable[[], bytes]:
+    pending = [head]
+
+    def again() -> bytes:
+        return pending.pop() if pending else read()
+
+    return again
+
+
+def _open(path: Path) -> tuple[BinaryIO, bytes]:
+    """Open a file, with its first byte if that was needed to see it.
+
+    A named pipe without a writer is an error, not an endless wait: reading it without blocking gives an
+    end of file at once, where a slow writer gives an error.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    head = b""
+    try:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            select.select([descriptor], [], [], _FIFO_PATIENCE_S)
+            with suppress(BlockingIOError):
+                head = os.read(descriptor, 1)
+                if not head:
+                    raise OSError(0, "an empty named pipe that nobody writes to")
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb"), head
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _sentence(error: OSError) -> str:
+    """An operating system's error as a short sentence with what to do."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file; check the path"
+    if isinstance(error, PermissionError):
+        return "permission denied; run as a user who may read it"
+    return error.strerror or str(error)

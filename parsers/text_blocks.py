@@ -1,0 +1,99 @@
+"""From blocks of bytes to physical lines."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from parsers.sources import Loss
+
+__all__ = ["MAX_LINE", "TextBlock", "is_binary", "numbered_lines", "text_blocks", "transcoded"]
+
+MAX_LINE = 1 << 20
+_SAMPLE = 1 << 13
+_CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
+_CARRIAGE_RETURNS = re.compile(rb"\r+\n")
+
+
+class TextBlock(NamedTuple):
+    """Whole physical lines: `data` ends with a line feed (but for the source's last), the first is line `number`."""
+
+    number: int
+    data: bytes
+
+
+def is_binary(block: bytes) -> bool:
+    """Whether the first block of a source is no text.
+
+    A run of NULs at the start is not counted: that is what a log looks like after it was truncated under
+    a writer without O_APPEND. UTF-16 (a redirect in PowerShell) is text.
+    """
+    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return False
+    sample = block.lstrip(b"\0")[:_SAMPLE]
+    if not sample:
+        return bool(block)
+    controls = len(sample) - len(sample.translate(None, _CONTROLS))
+    return controls > len(sample) // 10
+
+
+def transcoded(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    """The blocks as UTF-8: a byte order mark is dropped, UTF-16 is converted."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+        yield decoder.decode(first).encode("utf-8", "replace")
+        for block in rest:
+            yield decoder.decode(block).encode("utf-8", "replace")
+        return
+    yield first.removeprefix(codecs.BOM_UTF8)
+    yield from rest
+
+
+def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
+    """Cut blocks at line ends; `\\r` before a line feed is dropped, lines over `MAX_LINE` bytes are cut."""
+    number = 1
+    pending: list[bytes] = []  # the parts of an unfinished line
+    size = 0
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            data = _clean(
+                b"".join((*pending, block[:end])), loss, cut=size + block.find(b"\n") > MAX_LINE
+            )
+            yield TextBlock(number, data)
+            number += data.count(b"\n")
+            pending, size = [block[end:]], len(block) - end
+        elif size <= MAX_LINE:
+            pending.append(block)
+            size += len(block)
+        else:  # the rest of a line that is already too long: only counted
+            loss.bytes += len(block)
+    tail = b"".join(pending)
+    if tail:
+        yield TextBlock(number, _clean(tail, loss, cut=size > MAX_LINE))
+
+
+def _clean(data: bytes, loss: Loss, *, cut: bool) -> bytes:
+    """Drop carriage returns at line ends, and cut the first line if it is too long.
+
+    Only the first line can be longer than a block; one within a block of 1 MiB never is.
+    """
+    if cut:
+        end = data.find(b"\n")
+        end = len(data) if end < 0 else end
+        loss.truncated += 1
+        loss.bytes += end - MAX_LINE
+        data = data[:MAX_LINE] + data[end:]
+    return _CARRIAGE_RETURNS.sub(b"\n", data) if b"\r\n" in data else data
+
+
+def numbered_lines(blocks: Iterator[bytes], loss: Loss) -> Iterator[tuple[int, str]]:
+    """The physical lines with their numbers, decoded."""
+    for block in text_blocks(blocks, loss):
+        lines = block.data.decode("utf-8", "replace").split("\n")
+        if not lines[-1]:
+            lines.pop()
+        yield from enumerate(lines, block.number)
