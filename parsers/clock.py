@@ -1,0 +1,75 @@
+"""The record's own clock: month, day and second without a year, made into a full local date."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from parsers.prefix import Stamp
+
+__all__ = ["RecordClock", "from_epoch_us"]
+
+BACKWARDS_S = 2
+
+
+def from_epoch_us(microseconds: int) -> datetime:
+    """UTC microseconds since the epoch as an aware datetime."""
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=microseconds)
+
+
+class RecordClock:
+    """Gives each stamp of one stream its year.
+
+    The year comes from the outer clock of the line where there is one, else from `year`, else from the file's time
+    (UTC microseconds since the epoch): the last date that is not after it. Then it is carried along: a jump back by more than half a year
+    is New Year, a jump forward by as much undoes one. `backwards` counts stamps that lie before the one before them.
+    """
+
+    def __init__(self, year: int | None = None, modified_us: int | None = None) -> None:
+        self._year = year
+        self._fixed = year is not None
+        self._modified = None if modified_us is None else from_epoch_us(modified_us).replace(tzinfo=None)
+        self._last: datetime | None = None
+        self.backwards = 0
+
+    def resolve(self, stamp: Stamp, outer_us: int | None = None) -> datetime | None:
+        """Return the local time of `stamp`; None where no year makes it a date (30 February)."""
+        year = self._year_of(stamp, outer_us)
+        found = _date(year, stamp)
+        if found is None:
+            return None
+        self._year = year
+        return self.note(found)
+
+    def note(self, moment: datetime) -> datetime:
+        """Take a full date as it is, and count it where it steps back."""
+        if self._last is not None and (self._last - moment).total_seconds() >= BACKWARDS_S:
+            self.backwards += 1
+        self._last = moment
+        return moment
+
+    def _year_of(self, stamp: Stamp, outer_us: int | None) -> int:
+        if outer_us is not None and not self._fixed:
+            outer = from_epoch_us(outer_us).replace(tzinfo=None)
+            dates = [d for y in (outer.year - 1, outer.year, outer.year + 1) if (d := _date(y, stamp))]
+            return min(dates, key=lambda d: abs(d - outer)).year if dates else outer.year
+        if self._year is None:
+            return self._first_year(stamp)
+        if self._last is None:
+            return self._year
+        step = stamp[0] - self._last.month
+        return self._last.year + (1 if step < -6 else -1 if step > 6 else 0)
+
+    def _first_year(self, stamp: Stamp) -> int:
+        limit = (self._modified or datetime.now()) + timedelta(days=1)
+        for year in range(limit.year, limit.year - 9, -1):
+            found = _date(year, stamp)
+            if found is not None and found <= limit:
+                return year
+        return limit.year
+
+
+def _date(year: int, stamp: Stamp) -> datetime | None:
+    try:
+        return datetime(year, stamp[0], stamp[1], stamp[2], stamp[3], min(stamp[4], 59))
+    except ValueError:
+        return None
