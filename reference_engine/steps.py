@@ -23,7 +23,8 @@ class Step:
 
     `scheduled` is {id: tokens} in scheduling order (V0 counts cached tokens too). `spans` is {id: (start, end)}:
     the positions which the step really computes, `end - start` being the work. `num_computed` is parallel to
-    `running`. `waiting` is in pop order. `free_blocks` is taken right after `schedule()`. `blocked` says why the head
+    `running`. `waiting` is in pop order. `sampled` are the scheduled requests that catch up with this step: `update` hands
+    them a token. `free_blocks` is taken right after `schedule()`. `blocked` says why the head
     of the waiting queue stayed there: "seat" (`max_num_seqs` reached), "kv" (blocks, admission gate, watermark, or a
     step that preempted), "budget" (token budget used up), None when nothing was left waiting.
     The fields from `swapped_out` on are V0's.
@@ -38,6 +39,7 @@ class Step:
     running: list[RequestId] = field(default_factory=list)
     waiting: list[RequestId] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)
+    sampled: list[RequestId] = field(default_factory=list)
     free_blocks: int = 0
     blocked: str | None = None
     swapped_out: list[RequestId] = field(default_factory=list)

@@ -1,0 +1,228 @@
+"""The KV block pool: blocks are handed out from the front of a free list and keep their content until then.
+
+`BlockPool` knows each block, its hash and its users (prefix caching); `CountedPool` only counts (no caching, where
+no decision depends on which block it is). The null block of V1 is held by the pool itself and is never handed out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+from .state import RequestState
+from .workload import Request
+
+__all__ = ["BlockPool", "Contents", "CountedPool", "Pool"]
+
+Run = tuple[str, int, int]  # stream, index of its first token, tokens
+
+
+class Pool(Protocol):
+    """What the scheduler asks of a pool. Counts are in blocks."""
+
+    @property
+    def usable(self) -> int:
+        """Blocks of the pool, the null block not counted."""
+
+    @property
+    def free(self) -> int:
+        """Blocks in the free list."""
+
+    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+        """(cached full blocks at the start of the request, at most `most`; how many of them lie in the free list)."""
+
+    def admit(self, state: RequestState, hit: int, new: int) -> None:
+        """Give a request its `hit` cached blocks and `new` ones from the free list."""
+
+    def grow(self, state: RequestState, new: int) -> None:
+        """Give a running request `new` blocks from the free list."""
+
+    def register(self, state: RequestState, full: int) -> None:
+        """Make the first `full` blocks of a request findable by content."""
+
+    def release(self, state: RequestState) -> None:
+        """Take all blocks of a request back."""
+
+    def copy(self) -> Pool:
+        """An independent copy of the pool."""
+
+
+class CountedPool:
+    """A pool without prefix caching: a number of free blocks."""
+
+    __slots__ = ("free", "usable")
+
+    def __init__(self, usable: int) -> None:
+        self.usable = usable
+        self.free = usable
+
+    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+        """Nothing is ever cached."""
+        return 0, 0
+
+    def admit(self, state: RequestState, hit: int, new: int) -> None:
+        """As `grow`: there are no hits."""
+        self.grow(state, new)
+
+    def grow(self, state: RequestState, new: int) -> None:
+        """Count `new` blocks from free to held."""
+        self.free -= new
+        state.held += new
+
+    def register(self, state: RequestState, full: int) -> None:
+        """Nothing to register."""
+
+    def release(self, state: RequestState) -> None:
+        """Count all held blocks as free."""
+        self.free += state.held
+        state.held = 0
+
+    def copy(self) -> CountedPool:
+        """An independent copy."""
+        new = CountedPool(self.usable)
+        new.free = self.free
+        return new
+
+
+class Contents:
+    """Numbers for the contents of full blocks: equal content after equal content has an equal number.
+
+    A prompt is a concatenation of stream prefixes (`Request.prompt`), output token k of a request is token k of the
+    stream `o<id>`. A block's content is the runs of tokens in it and the number of the block before it.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._numbers: dict[tuple[int, tuple[Run, ...]], int] = {}
+
+    def extend(self, state: RequestState, full: int) -> None:
+        """Fill `state.hashes` up to `full` blocks."""
+        size = self.block_size
+        while len(state.hashes) < full:
+            start = len(state.hashes) * size
+            before = state.hashes[-1] if state.hashes else -1
+            key = (before, tuple(_runs(state.request, start, start + size)))
+            state.hashes.append(self._numbers.setdefault(key, len(self._numbers)))
+
+
+def _runs(request: Request, start: int, end: int) -> Iterable[Run]:
+    """The runs of stream tokens at the positions start..end of a request's sequence."""
+    pieces = request.prompt
+    if pieces is None:
+        pieces = ((f"p{request.id}", request.prompt_tokens),)
+    offset = 0
+    for stream, length in (*pieces, (f"o{request.id}", end)):
+        first, last = max(start, offset), min(end, offset + length)
+        if first < last:
+            yield stream, first - offset, last - first
+        offset += length
+
+
+class BlockPool:
+    """A pool with prefix caching (vLLM: `v1/core/block_pool.py`, `v1/core/kv_cache_manager.py`).
+
+    The free list is first in, first out; a block that is taken from it loses its hash. Released blocks go back
+    last-to-first, so that the tail of a sequence is reused before its head; with `unhashed_first` (0.23.0 on) those
+    without a hash go to the front of the list. Equal contents may be held twice: a lookup gives the one registered
+    first.
+    """
+
+    def __init__(self, usable: int, contents: Contents, unhashed_first: bool) -> None:
+        self.usable = usable
+        self.contents = contents
+        self.unhashed_first = unhashed_first
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(usable))
+        self._users = [0] * usable
+        self._hash: list[int | None] = [None] * usable
+        self._cached: dict[int, dict[int, None]] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks in the free list, cached ones included."""
+        return len(self._free)
+
+    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+        """The longest run of cached blocks from the start, and how many of them nobody uses."""
+        self.contents.extend(state, most)
+        hit = unused = 0
+        for number in state.hashes[:most]:
+            blocks = self._cached.get(number)
+            if not blocks:
+                break
+            hit += 1
+            unused += self._users[next(iter(blocks))] == 0
+        return hit, unused
+
+    def admit(self, state: RequestState, hit: int, new: int) -> None:
+        """Use the cached blocks first (they leave the free list), then take new ones."""
+        for number in state.hashes[:hit]:
+            block = next(iter(self._cached[number]))
+            if self._users[block] == 0:
+                del self._free[block]
+            self._users[block] += 1
+            state.blocks.append(block)
+        state.held = state.registered = hit
+        self.grow(state, new)
+
+    def grow(self, state: RequestState, new: int) -> None:
+        """Take blocks from the front of the free list; what they held is forgotten."""
+        for _ in range(new):
+            block, _none = self._free.popitem(last=False)
+            self._forget(block)
+            self._users[block] = 1
+            state.blocks.append(block)
+        state.held += new
+
+    def _forget(self, block: int) -> None:
+        number = self._hash[block]
+        if number is None:
+            return
+        self._hash[block] = None
+        blocks = self._cached[number]
+        del blocks[block]
+        if not blocks:
+            del self._cached[number]
+
+    def register(self, state: RequestState, full: int) -> None:
+        """Hash the blocks that became full; it happens when they are scheduled, before they are computed."""
+        if full <= state.registered:
+            return
+        self.contents.extend(state, full)
+        for index in range(state.registered, full):
+            block, number = state.blocks[index], state.hashes[index]
+            self._hash[block] = number
+            self._cached.setdefault(number, {})[block] = None
+        state.registered = full
+
+    def release(self, state: RequestState) -> None:
+        """Give the blocks back, last first; those still used by others stay."""
+        freed = []
+        for block in reversed(state.blocks):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                freed.append(block)
+        for block in freed:
+            if self._hash[block] is not None or not self.unhashed_first:
+                self._free[block] = None
+        if self.unhashed_first:
+            for block in reversed(freed):
+                if self._hash[block] is None:
+                    self._free[block] = None
+                    self._free.move_to_end(block, last=False)
+        state.blocks = []
+        state.held = state.registered = 0
+
+    def copy(self) -> BlockPool:
+        """An independent copy; the numbering of contents is shared, it only grows."""
+        new = BlockPool.__new__(BlockPool)
+        new.usable, new.contents, new.unhashed_first = (
+            self.usable,
+            self.contents,
+            self.unhashed_first,
+        )
+        new._free = self._free.copy()
+        new._users = self._users.copy()
+        new._hash = self._hash.copy()
+        new._cached = {number: blocks.copy() for number, blocks in self._cached.items()}
+        return new

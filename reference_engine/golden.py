@@ -1,0 +1,108 @@
+"""The golden trace format: a first line with configuration and requests, then one line a step.
+
+`read_header` turns the first line into what the engine takes, `step_record` turns a turn of the loop into a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .config import EngineConfig
+from .errors import WorkloadError
+from .steps import Iteration
+from .workload import Request
+
+__all__ = ["config_of", "read_header", "request_of", "step_record"]
+
+_CONFIG_NAMES = {"async": "async_scheduling"}
+
+
+def config_of(
+    record: Mapping[str, Any], engine: str = "vllm-v1", version: str = "0.33.0"
+) -> EngineConfig:
+    """A `config` object of a trace as a configuration. Unknown keys are passed over, null means the default.
+
+    Raises:
+        WorkloadError: `num_blocks` is missing.
+    """
+    fields = {_CONFIG_NAMES.get(key, key): value for key, value in record.items()}
+    known = {
+        key: value
+        for key, value in fields.items()
+        if key in EngineConfig.__dataclass_fields__ and value is not None
+    }
+    known.setdefault("engine", engine)
+    known.setdefault("version", version)
+    if "num_blocks" not in known:
+        raise WorkloadError("the configuration does not say num_blocks")
+    return EngineConfig(**known)
+
+
+def request_of(record: Mapping[str, Any]) -> Request:
+    """A `requests[]` object of a trace as a request.
+
+    Raises:
+        WorkloadError: a field is missing or of the wrong kind.
+    """
+    try:
+        prompt = tuple((str(stream), int(length)) for stream, length in record["prompt"])
+        return Request(
+            id=record["id"],
+            prompt_tokens=sum(length for _stream, length in prompt),
+            output_tokens=int(record["max_tokens"]),
+            arrival_step=record.get("arrival_step", 0),
+            arrival_time=record.get("arrival_time"),
+            priority=int(record.get("priority", 0)),
+            prompt=prompt,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WorkloadError(f"a request of the trace cannot be read: {error!r}") from error
+
+
+def read_header(line: str) -> tuple[EngineConfig, list[Request]]:
+    """The first line of a trace file.
+
+    Raises:
+        WorkloadError: it is not a JSON object with `config` and `requests`.
+    """
+    try:
+        header = json.loads(line)
+        records, config = header["requests"], header["config"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise WorkloadError(f"the first line is no trace header: {error!r}") from error
+    return (
+        config_of(config, header.get("engine", "vllm-v1"), header.get("version", "0.33.0")),
+        [request_of(record) for record in records],
+    )
+
+
+def step_record(iteration: Iteration) -> dict[str, Any]:
+    """A turn of the loop as the object of a step line; empty lists and maps are left out where the format does."""
+    step, outcome = iteration.step, iteration.outcome
+    record: dict[str, Any] = {"s": iteration.number}
+    if iteration.added:
+        record["add"] = iteration.added
+    if step is not None:
+        record["n"] = {str(key): tokens for key, tokens in step.scheduled.items()}
+        optional = {
+            "pre": step.preempted,
+            "new": step.new,
+            "res": step.resumed,
+            "hit": {str(key): tokens for key, tokens in step.hits.items()},
+            "swapout": step.swapped_out,
+            "swapin": step.swapped_in,
+            "swapped": step.swapped,
+            "ignored": step.ignored,
+        }
+        record.update({key: value for key, value in optional.items() if value})
+        record.update(
+            run=step.running, wait=step.waiting, nct=step.num_computed, free=step.free_blocks
+        )
+    record["tok"] = None if outcome is None else outcome.tokens
+    if outcome is not None:
+        if outcome.finished:
+            record["fin"] = outcome.finished
+        record["free_end"] = outcome.free_blocks
+    return record

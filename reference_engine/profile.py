@@ -1,0 +1,92 @@
+"""What differs between vLLM's V1 schedulers, as data: one `SemanticsProfile` per range of versions.
+
+`profile_of(version)` picks the profile of the newest range that starts at or before a version. The schedulers never
+compare versions themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+__all__ = ["PROFILES", "SemanticsProfile", "profile_of", "version_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticsProfile:
+    """The rules of one range of V1 releases, named after what the scheduler does, with the release that changed it.
+
+    Attributes:
+        since: first release of the range.
+        priority_policy: `policy="priority"` is obeyed (0.9.2); before, it is silently ignored.
+        victim_rollback: what happens to a priority victim that was already given tokens in this step: "kept" (nothing
+            is undone, 0.9.2), "unlisted" (dropped from the scheduled list, tokens stay, 0.10.2), "full" (0.11.1).
+        cursor: how the walk over the running list goes on after a victim before it was removed: "fixed" (the next
+            request is skipped), "scheduled" (moved back if the victim had been scheduled, 0.11.1), "position" (0.28.0).
+        unchunked_prompt: a prompt over the left budget without chunked prefill: "chunked" (the switch is ignored),
+            "skipped" (later ones may pass, 0.9.2), "stops" (admission ends, 0.12.0).
+        tie_order: equal (priority, arrival): "error" (the queue raises) or "id" (string order of ids, 0.12.0).
+        async_tail: the step after a request's last token under asynchronous scheduling: "extra" (is run),
+            "capped" (suppressed by a cap on the length, 0.11.1), "skipped" (0.12.0).
+        full_sequence_gate: admission wants the blocks of the whole sequence to be free (default on since 0.19.0).
+        unhashed_first: freed blocks without a hash are reused first (0.23.0).
+        watermark: the watermark setting exists (0.24.0).
+        live_threshold: the long-prefill threshold is waived for a lone request, may adapt to the number of live
+            requests, and `max_num_active_seqs` exists (0.31.0).
+        usage_counts_null_block: the usage figure counts the null block as used (until 0.10.2).
+    """
+
+    since: str = "0.0.0"
+    priority_policy: bool = False
+    victim_rollback: str = "kept"
+    cursor: str = "fixed"
+    unchunked_prompt: str = "chunked"
+    tie_order: str = "error"
+    async_tail: str = "extra"
+    full_sequence_gate: bool = False
+    unhashed_first: bool = False
+    watermark: bool = False
+    live_threshold: bool = False
+    usage_counts_null_block: bool = True
+
+
+def _history() -> tuple[SemanticsProfile, ...]:
+    """All profiles, oldest first: each is its predecessor with what the release changed."""
+    changes: tuple[tuple[str, dict[str, str | bool]], ...] = (
+        ("0.9.2", {"priority_policy": True, "unchunked_prompt": "skipped"}),
+        ("0.10.2", {"victim_rollback": "unlisted", "usage_counts_null_block": False}),
+        ("0.11.1", {"victim_rollback": "full", "cursor": "scheduled", "async_tail": "capped"}),
+        ("0.12.0", {"unchunked_prompt": "stops", "tie_order": "id", "async_tail": "skipped"}),
+        ("0.19.0", {"full_sequence_gate": True}),
+        ("0.23.0", {"unhashed_first": True}),
+        ("0.24.0", {"watermark": True}),
+        ("0.28.0", {"cursor": "position"}),
+        ("0.31.0", {"live_threshold": True}),
+    )
+    profiles = [SemanticsProfile()]
+    for since, change in changes:
+        profiles.append(replace(profiles[-1], since=since, **change))  # type: ignore[arg-type]
+    return tuple(profiles)
+
+
+PROFILES: tuple[SemanticsProfile, ...] = _history()
+
+_RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")  # 0.11.2, v0.12.0rc1, 0.11.1.dev3+g1a2b
+
+
+def version_key(version: str) -> tuple[int, int, int] | None:
+    """(major, minor, patch) of a version text; None when it does not start with numbers ("dev")."""
+    match = _RELEASE.match(version)
+    if match is None:
+        return None
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+@lru_cache(maxsize=256)
+def profile_of(version: str) -> SemanticsProfile:
+    """The profile of a version. A version that cannot be read is taken as newer than all known ones."""
+    key = version_key(version)
+    if key is None:
+        return PROFILES[-1]
+    return [p for p in PROFILES if (version_key(p.since) or (0, 0, 0)) <= key][-1]
