@@ -1,0 +1,101 @@
+"""Finds the format of a message: by its first word, then by the few templates that begin with it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from types import MappingProxyType
+
+import polars as pl
+import regex
+
+from parsers.families import iteration, preemption, request, stats
+from parsers.families.formats import Fields, Format, Match
+from parsers.families.template import first_word
+
+__all__ = ["ANCHORS", "FAMILIES", "FORMATS", "GATE", "match", "schema"]
+
+_MODULES = {
+    "preemption": preemption,
+    "stats": stats,
+    "iteration": iteration,
+    "request": request,
+}
+FAMILIES: tuple[str, ...] = tuple(_MODULES)
+FORMATS: tuple[Format, ...] = tuple(
+    format_ for module in _MODULES.values() for format_ in module.FORMATS
+)
+
+# "Engine 000: " (0.8.3 on), "4 Engines Aggregated: ", "4 Engines: " (0.11.1 on).
+_ENGINE = regex.compile(r"\s*+(?:Engine (\d++)|(\d++) Engines( Aggregated)?+): ")
+# "ValueError: ", "torch.cuda.OutOfMemoryError: ", "vllm.v1.engine.exceptions.EngineDeadError: "
+_RAISED = regex.compile(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
+_CLASS_ENDS = ("Error", "Exception", "Warning", "Exit", "Interrupt")
+_TRACEBACK = "Traceback (most recent call last)"
+_MAX_ERROR_CHARS = 500
+
+
+def _index(formats: tuple[Format, ...]) -> tuple[dict[str, tuple[Format, ...]], tuple[Format, ...]]:
+    """Formats by the first word of their text, and those that begin with a field."""
+    by_word: defaultdict[str, list[Format]] = defaultdict(list)
+    floating = []
+    for format_ in formats:
+        if format_.body.startswith(("{", "[[")):
+            floating.append(format_)
+        else:
+            by_word[first_word(format_.body)].append(format_)
+    return {word: tuple(group) for word, group in by_word.items()}, tuple(floating)
+
+
+_BY_WORD, _FLOATING = _index(FORMATS)
+
+
+def _anchors() -> tuple[str, ...]:
+    needles = sorted({format_.needle for format_ in FORMATS}, key=lambda text: (len(text), text))
+    kept: list[str] = []
+    for needle in needles:
+        if not any(shorter in needle for shorter in kept):
+            kept.append(needle)
+    return tuple(kept)
+
+
+ANCHORS: tuple[str, ...] = _anchors()
+GATE: re.Pattern[str] = re.compile("|".join(map(re.escape, ANCHORS)))
+
+
+def schema(family: str) -> dict[str, pl.DataType]:
+    """Columns of a family's frame; fields outside it (new ones) stay in the event only. Raises KeyError if unknown."""
+    return dict(_MODULES[family].SCHEMA)
+
+
+def match(message: str, *, prefixed: bool) -> Match | None:
+    """Read a record's text, or None where it is of no known format.
+
+    `message` is what follows vLLM's own prefix, continuation lines joined by a line feed. `prefixed` False means that the
+    line had none: then only texts that others print (uvicorn, the last line of a traceback) count, never vLLM's own.
+    """
+    return _known(message, prefixed=prefixed)
+
+
+def _known(message: str, *, prefixed: bool) -> Match | None:
+    engine = _ENGINE.match(message)
+    body = message[engine.end() :] if engine else message
+    for format_ in _BY_WORD.get(first_word(body[:200]), ()):
+        if format_.per_engine is not None and format_.per_engine is not (engine is not None):
+            continue
+        fields = format_.fields(body)
+        if fields is not None:
+            return _matched(format_, fields, engine)
+    return None
+
+
+def _matched(format_: Format, fields: Fields, engine: regex.Match[str] | None) -> Match:
+    if format_.keeps_prefix:
+        fields["log_prefix"] = engine[0] if engine else ""
+    if engine is not None:
+        if engine[1] is not None:
+            fields["engine"] = int(engine[1])
+        else:
+            fields["num_engines"] = int(engine[2])
+            fields["aggregated"] = engine[3] is not None
+    return Match(format_.family, format_.variant, fields, format_.prompt_fields)

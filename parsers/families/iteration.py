@@ -1,0 +1,102 @@
+"""One line an engine step (`--enable-logging-iteration-details`, V1 from 0.14.0).
+
+`context_…` is prefill, `generation_…` decode, of this step; `elapsed_ms` is the step's wall time in milliseconds;
+`gpu_kv_cache_usage_pct` (0.26.0 on, after the step) is 0..100; `dummy` marks a data-parallel rank without work.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import polars as pl
+import regex
+
+from parsers.families.formats import Fields, Format
+from parsers.families.keyvalue import assign, split_pairs
+
+__all__ = ["FORMATS", "SCHEMA"]
+
+SCHEMA: dict[str, pl.DataType] = {
+    "engine": pl.Int64(),
+    "iteration": pl.Int64(),
+    "context_requests": pl.Int64(),
+    "context_tokens": pl.Int64(),
+    "generation_requests": pl.Int64(),
+    "generation_tokens": pl.Int64(),
+    "elapsed_ms": pl.Float64(),
+    "dummy": pl.Boolean(),
+    "device": pl.String(),
+    "gpu_kv_cache_usage_pct": pl.Float64(),
+    "encoder_inputs": pl.Int64(),
+    "encoder_output_embeddings": pl.Int64(),
+}
+
+_STEP = regex.compile(
+    r"""\s*+Iteration\((?P<iteration>\d++)\):\s
+    (?P<context_requests>\d++)\ context\ requests,\s
+    (?P<context_tokens>\d++)\ context\ tokens,\s
+    (?P<generation_requests>\d++)\ generation\ requests,\s
+    (?P<generation_tokens>\d++)\ generation\ tokens,\s
+    iteration\ elapsed\ time:\ (?P<elapsed_ms>\d++(?:\.\d++)?+)\ ms
+    (?P<dummy>\ \(dummy\))?+""",
+    regex.VERBOSE,
+)
+_COUNTS = (
+    "iteration",
+    "context_requests",
+    "context_tokens",
+    "generation_requests",
+    "generation_tokens",
+)
+_USAGE = " KV cache usage"
+
+
+def _step(text: str) -> Fields | None:
+    text = text.replace("\n", " ") if "\n" in text[:1000] else text
+    found = _STEP.match(text)
+    if found is None:
+        return None
+    fields: Fields = {name: int(found[name]) for name in _COUNTS}
+    fields["elapsed_ms"] = float(found["elapsed_ms"])
+    fields["dummy"] = found["dummy"] is not None
+    rest = text[found.end() : found.end() + 1000].removeprefix(", ")
+    for key, value in split_pairs(rest) if rest else ():
+        if key.endswith(_USAGE):
+            fields["device"] = key.removesuffix(_USAGE)
+            assign(fields, "", value, "gpu_kv_cache_usage_pct")
+        else:
+            assign(fields, key, value)
+    return fields
+
+
+_format = partial(Format, "iteration")
+_COMMON = "Iteration({iteration:d}): {context_requests:d} context requests, {context_tokens:d} context tokens, {generation_requests:d} generation requests, {generation_tokens:d} generation tokens, iteration elapsed time: {elapsed_ms:f} ms[[ (dummy)]]"
+_SEEN = "Iteration(412): 3 context requests, 2048 context tokens, 61 generation requests, 61 generation tokens, iteration elapsed time: 34.12 ms"
+
+FORMATS = (
+    _format(
+        "v1_iter_core",
+        "V1",
+        "0.14.0..0.25.1",
+        "INFO",
+        _COMMON,
+        _SEEN,
+        read=_step,
+        anchor="Iteration(",
+        per_engine=False,
+    ),
+    _format(
+        "v1_iter_logger",
+        "V1",
+        "0.26.0..0.33.0",
+        "INFO",
+        _COMMON
+        + ", {device} KV cache usage: {gpu_kv_cache_usage_pct:f}%[[, encoder inputs: {encoder_inputs:d}, encoder output embeddings: {encoder_output_embeddings:d}]]",
+        "Engine 000: "
+        + _SEEN
+        + ", GPU KV cache usage: 97.4%, encoder inputs: 2, encoder output embeddings: 1152",
+        read=_step,
+        anchor="Iteration(",
+        per_engine=True,
+    ),
+)

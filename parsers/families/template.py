@@ -1,0 +1,154 @@
+"""The little language in which a log line's text is declared, and its translation to an anchored, linear pattern.
+
+| in a template | means |
+|---|---|
+| `{name:d}` | a whole number, thousands separators allowed |
+| `{name:f}` | a number |
+| `{name:gib}` | a number with its unit (`GiB`, `GB`, `MiB`, …), read as GiB; vLLM prints `GB` where it means GiB |
+| `{name}` | one word: anything without white space |
+| `{name:s}` | any text within the line (at most one in a template, or the last) |
+| `{name:v}` | the rest of the line, read as a Python literal where it is one |
+| `{a|b|}` | one of these literal texts, the last here being nothing |
+| `[[…]]` | may be missing; its fields are then None |
+| `...` at the end | whatever follows is accepted: the tail of the text has been reworded over the versions |
+
+A blank stands for any run of white space (documents wrap lines), a quote for any kind of quote (vLLM prints back-ticks).
+A full stop at the end is optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import regex
+
+from parsers.families.literals import parse_literal
+
+__all__ = ["Compiled", "anchor_of", "compile_template", "first_word", "number"]
+
+_NUMBER = r"[-+]?(?:\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+(?:[eE][-+]?\d++)?+|nan|inf)"
+_SPECS = {
+    "d": r"-?\d++(?:,\d{3}(?!\d))*+",
+    "f": _NUMBER,
+    "gib": _NUMBER + r"\s?[KMGT]i?[bB](?:ytes)?",
+    "": r"\S+?",
+    "s": r"[^\n]*?",
+    "v": r"[^\n]*",
+}
+_TOKEN = regex.compile(
+    r"(?P<open>\[\[)|(?P<close>\]\])|\{(?P<choice>[^{}:|]*(?:\|[^{}|]*)+)\}|\{(?P<name>\w+)(?::(?P<spec>\w+))?\}"
+)
+_FIRST_WORD = regex.compile(r"[^\W\d_]++|\S")
+_UNIT_GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A template's pattern and how to read each of its fields."""
+
+    pattern: regex.Pattern[str]
+    readers: tuple[tuple[str, Callable[[str], object]], ...]
+
+    def read(self, text: str) -> dict[str, object] | None:
+        """The fields of `text`, or None where it is another line."""
+        found = self.pattern.match(text)
+        if found is None:
+            return None
+        fields: dict[str, object] = {}
+        for name, reader in self.readers:
+            value = found[name]
+            fields[name] = None if value is None else reader(value)
+        return fields
+
+
+@lru_cache(maxsize=None)
+def compile_template(template: str) -> Compiled:
+    """Translate a template (see the module's table) to its pattern; done once, on first use."""
+    tolerant = template.endswith("...")
+    body = template.removesuffix("...").rstrip(" .")
+    parts: list[str] = []
+    readers: list[tuple[str, Callable[[str], object]]] = []
+    at = 0
+    for token in _TOKEN.finditer(body):
+        parts.append(_literal(body[at : token.start()]))
+        at = token.end()
+        if token["open"]:
+            parts.append("(?:")
+        elif token["close"]:
+            parts.append(")?")
+        elif token["choice"] is not None:
+            parts.append("(?:" + "|".join(map(_literal, token["choice"].split("|"))) + ")")
+        else:
+            spec = token["spec"] or ""
+            parts.append(f"(?P<{token['name']}>{_SPECS[spec]})")
+            readers.append((token["name"], _READERS[spec]))
+    parts.append(_literal(body[at:]))
+    tail = "" if tolerant else r"[.\s]{0,3}\Z"
+    return Compiled(regex.compile(r"\s*+" + "".join(parts) + tail), tuple(readers))
+
+
+def _literal(text: str) -> str:
+    pieces = []
+    for piece in regex.split(r"(\s+|['`\"])", text):
+        if not piece:
+            continue
+        if piece.isspace():
+            pieces.append(r"\s++")
+        elif piece in "'`\"":
+            pieces.append("['`\"]")
+        else:
+            pieces.append(regex.escape(piece))
+    return "".join(pieces)
+
+
+def number(text: str) -> int | float:
+    """A printed number, thousands separators and trailing full stop allowed. Raises ValueError on other text."""
+    plain = text.replace(",", "").rstrip(".")
+    try:
+        return int(plain)
+    except ValueError:
+        return float(plain)
+
+
+def _float(text: str) -> float | None:
+    value = float(text.replace(",", ""))
+    return value if abs(value) < float("inf") else None
+
+
+def _gib(text: str) -> float:
+    digits = text.rstrip("KMGTiBbytes ")
+    return float(digits.replace(",", "")) * _UNIT_GIB[text[len(digits) :].strip()[0]]
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "d": lambda text: int(text.replace(",", "")),
+    "f": _float,
+    "gib": _gib,
+    "": str,
+    "s": str.strip,
+    "v": lambda text: parse_literal(text.rstrip(".")),
+}
+
+
+def first_word(text: str) -> str:
+    """What a line is dispatched by: its leading letters, or its first other character."""
+    found = _FIRST_WORD.search(text)
+    return found[0] if found else ""
+
+
+@lru_cache(maxsize=None)
+def anchor_of(template: str) -> str:
+    """The longest literal run outside optional parts: each line of this format holds it."""
+    body = template.removesuffix("...")
+    runs, at, depth = [], 0, 0
+    for token in _TOKEN.finditer(body):
+        if depth == 0:
+            runs.append(body[at : token.start()])
+        at = token.end()
+        depth += 1 if token["open"] else -1 if token["close"] else 0
+    if depth == 0:
+        runs.append(body[at:].rstrip(" ."))
+    chunks = [chunk.strip() for run in runs for chunk in regex.split("['`\"]", run)]
+    return max(chunks, key=len)
