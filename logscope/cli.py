@@ -1,15 +1,71 @@
-"""The command line: `logscope`."""
+"""The command line: `logscope VERB …`. Each verb's module is imported when it is called, so that `--help` stays quick."""
 
 from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from logscope import __version__
+from logscope.errors import LogscopeError
 
-__all__ = ["main"]
+__all__ = ["cli", "main"]
+
+_VERBS = {
+    "analyze": "Say what is behind the slow requests, and what to change.",
+    "parse": "Give the events alone, as JSON lines, CSV or Parquet.",
+    "replay": "Run the reference engine on workload or trace files.",
+    "formats": "List the log formats that are known.",
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verbs(click.Group):
+    """Finds a verb in `logscope.commands.<verb>` when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module = importlib.import_module(f"logscope.commands.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="logscope")
-def main() -> None:
-    """Read a vLLM server's log and say what is behind its slow requests."""
+def cli() -> None:
+    """Read a vLLM server's log and say what is behind its slow requests.
+
+    \b
+    Example:
+      logscope analyze server.log
+    """
+
+
+def main(args: Sequence[str] | None = None) -> Any:
+    """Run the command line; the one place where an exception becomes a sentence and an exit status."""
+    try:
+        return cli.main(args=args, prog_name="logscope", standalone_mode=True)
+    except LogscopeError as error:
+        click.echo(f"logscope: {error}", err=True)
+        sys.exit(error.status)
+    except BrokenPipeError:
+        # The reader of the pipe went away: end quietly, also when the interpreter flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        click.echo(f"logscope: {name}{error.strerror or error}", err=True)
+        sys.exit(3)

@@ -1,0 +1,1 @@
+"""The commands: each reads its options and calls the library."""

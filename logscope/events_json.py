@@ -1,0 +1,96 @@
+"""An event as the contract's JSON object, or as a CSV row that a spreadsheet will not execute."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from typing import Any
+
+from parsers.clock import from_epoch_us
+from parsers.events import Event
+
+__all__ = ["CSV_COLUMNS", "csv_row", "event_object", "iso", "to_json"]
+
+CSV_COLUMNS = (
+    "source line time outer_time process pid server run engine_index level origin host unit pod container stream family variant fields"
+).split()
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def iso(time: datetime | None) -> str | None:
+    """ISO 8601, to the second where there is no fraction; UTC as `Z`."""
+    if time is None:
+        return None
+    text = time.isoformat()
+    return text.replace("+00:00", "Z")
+
+
+def event_object(event: Event) -> dict[str, Any]:
+    """The keys of CONTRACT's event, and `variant`; `repeated` where Ray folded lines."""
+    outer = from_epoch_us(event.outer_us) if event.outer_us is not None else None
+    found: dict[str, Any] = {
+        "source": event.source,
+        "line": event.line,
+        "time": iso(event.time),
+        "outer_time": iso(outer),
+        "process": event.process,
+        "pid": event.pid,
+        "server": event.server,
+        "run": event.run,
+        "engine_index": event.engine_index,
+        "level": event.level,
+        "origin": event.origin,
+        "host": event.host,
+        "unit": event.unit,
+        "pod": event.pod,
+        "container": event.container,
+        "stream": event.stream,
+        "family": event.family,
+        "variant": event.variant,
+        "fields": event.fields,
+    }
+    if event.repeated > 1:
+        found["repeated"] = event.repeated
+    return found
+
+
+def csv_row(event: Event) -> list[str]:
+    """The cells of one event; cells that a spreadsheet would take for a formula are quoted with an apostrophe."""
+    found = event_object(event)
+    return [_cell(found[name]) for name in CSV_COLUMNS]
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON without NaN: what is not a finite number is null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_default)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=_default)
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    text = value if isinstance(value, str) else to_json(value)
+    return "'" + text if text.startswith(_FORMULA) else text

@@ -1,0 +1,90 @@
+"""Times that a user writes: ISO dates, and offsets such as `-2h` from the end of the log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import click
+
+__all__ = ["Moment", "MomentType", "Span"]
+
+_RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>s|min|m|h|d|w)$")
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time as the user gave it: absolute (`when`) or seconds before the end of the log."""
+
+    when: datetime | None = None
+    before_end_s: int | None = None
+
+    def resolve(self, end: datetime | None) -> datetime | None:
+        """The absolute time, given the log's last one."""
+        if self.when is not None:
+            return self.when
+        if end is None or self.before_end_s is None:
+            return None
+        return end - timedelta(seconds=self.before_end_s)
+
+
+class MomentType(click.ParamType):
+    """Parses `2026-05-09T10:00`, `2026-05-09 10:00:00`, `10:00` is refused (which day?), `-2h`."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
+        """Return the `Moment`; fails with a sentence where `value` is none."""
+        if isinstance(value, Moment):
+            return value
+        text = str(value).strip()
+        if match := _RELATIVE.match(text):
+            return Moment(before_end_s=int(match["count"]) * _UNITS[match["unit"]])
+        try:
+            return Moment(when=datetime.fromisoformat(text.replace("Z", "+00:00")))
+        except ValueError:
+            self.fail(f"{text!r} is no time: write 2026-05-09T10:00:00, or -2h for the last two hours of the log", param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A half-open span of time on the record's clock, or on the outer one where a zone is given."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+    zone: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is cut."""
+        return self.since is None and self.until is None
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether the log's end must be known first."""
+        return any(m is not None and m.when is None for m in (self.since, self.until))
+
+    def clock(self, time: datetime | None, outer_us: int | None) -> datetime | None:
+        """The time that counts for an event, without zone: local of the record, or in `zone` of the envelope."""
+        if self.zone is not None and outer_us is not None:
+            utc = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=outer_us)
+            return utc.astimezone(ZoneInfo(self.zone)).replace(tzinfo=None)
+        return time
+
+    def holds(self, moment: datetime | None, end: datetime | None = None) -> bool:
+        """Whether a time lies in the span; a time that is not known does."""
+        if moment is None:
+            return True
+        since = self._bound(self.since, end)
+        until = self._bound(self.until, end)
+        return (since is None or moment >= since) and (until is None or moment < until)
+
+    def _bound(self, moment: Moment | None, end: datetime | None) -> datetime | None:
+        found = moment.resolve(end) if moment is not None else None
+        if found is None or found.tzinfo is None:
+            return found
+        zone = ZoneInfo(self.zone) if self.zone is not None else timezone.utc
+        return found.astimezone(zone).replace(tzinfo=None)
