@@ -1,0 +1,65 @@
+"""What changed between V0 releases, as data: the scheduler reads a profile and never a version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .profile import version_key
+
+__all__ = ["V0Profile", "profile_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class V0Profile:
+    """The rules of one V0 release (component `core/scheduler.py` unless said otherwise).
+
+    `padded_prefill`: a prefill batch costs its longest prompt times its prompts, and may waste 256 tokens on padding.
+    `ignored_ends_step`: a step that ignored a prompt schedules nothing else.
+    `sorted_by_arrival`: running and swapped are sorted by arrival in each step; later releases keep the queue's order.
+    `swap_counts_all_blocks`: swapping counts the partly filled block too (block manager v1).
+    `chunked`, `priority`, `partial_prefills`: the release has chunked prefill, the priority policy, and several
+    partial prefills at once.
+    `mode_selectable`: `preemption_mode` is an option. `hits_cost_nothing`: cached tokens do not count in the budget.
+    """
+
+    padded_prefill: bool = False
+    ignored_ends_step: bool = False
+    sorted_by_arrival: bool = False
+    swap_counts_all_blocks: bool = False
+    chunked: bool = True
+    priority: bool = True
+    partial_prefills: bool = True
+    mode_selectable: bool = True
+    hits_cost_nothing: bool = True
+
+
+_SINCE: tuple[tuple[tuple[int, int, int], dict[str, bool]], ...] = (
+    # seen in the wheels of 0.2.7, 0.4.2, 0.5.5, 0.6.6 and 0.8.5; the releases in between by their change notes
+    ((0, 4, 0), {"padded_prefill": False, "ignored_ends_step": False, "chunked": True}),
+    ((0, 5, 5), {"sorted_by_arrival": False, "mode_selectable": True}),
+    ((0, 6, 4), {"swap_counts_all_blocks": False, "priority": True, "hits_cost_nothing": True}),
+    ((0, 7, 3), {"partial_prefills": True}),
+)
+_OLDEST = {
+    "padded_prefill": True,
+    "ignored_ends_step": True,
+    "sorted_by_arrival": True,
+    "swap_counts_all_blocks": True,
+    "chunked": False,
+    "priority": False,
+    "partial_prefills": False,
+    "mode_selectable": False,
+    "hits_cost_nothing": False,
+}
+
+
+def profile_for(version: str) -> V0Profile:
+    """The profile of a release such as "0.8.5.post1"; a text without a release number gets the newest one."""
+    release = version_key(version)
+    if release is None:
+        return V0Profile()
+    rules = dict(_OLDEST)
+    for since, changes in _SINCE:
+        if release >= since:
+            rules.update(changes)
+    return V0Profile(**rules)
