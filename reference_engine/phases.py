@@ -51,7 +51,7 @@ class PhaseTracker:
 
     def step(self, step: Step, at: float) -> None:
         """A step was decided at time `at` (its start)."""
-        for request_id in step.preempted:
+        for request_id in (*step.preempted, *step.swapped_out):
             self._enter(request_id, "preempted", at)
         for request_id, (start, end) in step.spans.items():
             lane = self._lanes.get(request_id)
