@@ -178,6 +178,11 @@ class V0Scheduler:
             return wanted, 0
         if state.cached is None:
             state.cached = self.gpu.cached_tokens(state)
+        if state.cached < state.computed and state.status == "swapped":
+            raise SchedulerFailedError(
+                f"request {state.id!r} was swapped out in the middle of its prefill and cannot come back with prefix "
+                "caching (the engine stops with an AssertionError in scheduler.py)"
+            )
         hit = max(0, state.cached - state.computed)
         if 0 < hit == wanted:  # something must be computed to get a token
             hit -= 1
@@ -201,10 +206,10 @@ class V0Scheduler:
     def _make_room(self, state: V0State, turn: Turn) -> bool:
         """Evict until `state` can append; False when it had to go itself.
 
-        The test is the worst case: a free block for every request, even where the last block has room or where a
-        chunk of a prompt needs none (0.8.5, `core/block_manager.py`).
+        The test is the worst case: a free block for every request, even where the last block has room
+        (0.8.5, `core/block_manager.py`).
         """
-        while self.gpu.free < 1:
+        while self.gpu.free < self._blocks_to_append(state):
             victim = self.running.pop() if self.running else state
             self._preempt(victim, turn.preempted, turn.swapped_out)
             if victim is state:
@@ -240,12 +245,21 @@ class V0Scheduler:
         state.status = "swapped"
         swapped_out.append(state)
 
+    def _blocks_to_append(self, state: V0State) -> int:
+        """Blocks that the next append touches: one, but none in a prompt that ends with its last block.
+
+        A later chunk of a prompt appends nothing, and still counts as touching a partly filled last block
+        (0.8.5, `core/block/block_table.py`).
+        """
+        whole = state.seen % self.config.block_size == 0
+        return 0 if whole and state.seen == state.prompt + state.output else 1
+
     def _blocks_to_swap(self, state: V0State, *, to_gpu: bool) -> int:
-        """Blocks that a swap is expected to take: the full ones and the one that the next append touches."""
+        """Blocks that a swap is expected to take: the full ones and what the next append touches."""
         if self.profile.swap_counts_all_blocks:
             return state.held + (1 if to_gpu else 0)
         pool = self.gpu if to_gpu else self.cpu
-        return pool.full_blocks_touched(state) + 1
+        return pool.full_blocks_touched(state) + self._blocks_to_append(state)
 
     def _swap_in(self, turn: Turn) -> None:
         """Bring back swapped requests from the head, as long as blocks, watermark and budget allow.
