@@ -25,8 +25,10 @@ def config_of(
     """A `config` object of a trace as a configuration. Unknown keys are passed over, null means the default.
 
     Raises:
-        WorkloadError: `num_blocks` is missing.
+        WorkloadError: it is no object, or `num_blocks` is missing.
     """
+    if not isinstance(record, Mapping):
+        raise WorkloadError(f"the configuration is no object: {record!r}")
     fields = {_CONFIG_NAMES.get(key, key): value for key, value in record.items()}
     known = {
         key: value
@@ -69,7 +71,7 @@ def read_header(line: str) -> tuple[EngineConfig, list[Request]]:
     """
     try:
         header = json.loads(line)
-        records, config = header["requests"], header["config"]
+        records, config = list(header["requests"]), header["config"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise WorkloadError(f"the first line is no trace header: {error!r}") from error
     return (

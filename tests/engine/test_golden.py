@@ -1,0 +1,143 @@
+"""Each step of each golden trace equals what the real scheduler decided."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference_engine.engines import make_scheduler
+from reference_engine.errors import (
+    EngineError,
+    NoProgressError,
+    SchedulerFailedError,
+    WorkloadError,
+)
+from reference_engine.golden import config_of, read_header, step_record
+from reference_engine.loop import GUARD_STEPS, drive
+
+FOLDER = Path(os.environ.get("LOGSCOPE_GOLDEN") or Path(__file__).parent.parent / "data" / "golden")
+COMPARED = (
+    "add",
+    "n",
+    "pre",
+    "new",
+    "res",
+    "hit",
+    "run",
+    "wait",
+    "nct",
+    "free",
+    "tok",
+    "fin",
+    "free_end",
+)
+UPDATE_ONLY = ("tok", "fin", "free_end")
+
+
+def _traces() -> list[Any]:
+    cases = []
+    for path in sorted(FOLDER.rglob("*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            lines = file.readlines()
+        starts = [i for i, line in enumerate(lines) if line.startswith('{"schema"')]
+        for start, end in itertools.pairwise([*starts, len(lines)]):
+            header = json.loads(lines[start].partition(',"config"')[0] + "}")
+            name = f"{header['engine']}-{header['version']}-{header['name']}"
+            cases.append(pytest.param(lines[start:end], id=name))
+    return cases
+
+
+def _normal(record: dict[str, Any]) -> dict[str, Any]:
+    """A step line with everything that it may leave out; the order of `n` counts, that of `hit` does not."""
+    full = {key: record.get(key) or [] for key in COMPARED}
+    full["n"] = list((record.get("n") or {}).items())
+    full["hit"] = sorted((record.get("hit") or {}).items())
+    return full
+
+
+def _decided(header: str) -> tuple[dict[int, dict[str, Any]], EngineError | None]:
+    config, requests = read_header(header)
+    steps = {}
+    try:
+        for turn in drive(make_scheduler(config), requests):
+            record = json.loads(json.dumps(step_record(turn)))
+            steps[turn.number] = record
+    except EngineError as error:
+        return steps, error
+    return steps, None
+
+
+@pytest.mark.parametrize("lines", _traces())
+def test_decisions_equal_the_real_scheduler(lines: list[str]) -> None:
+    records = [json.loads(line) for line in lines[1:]]
+    want = [record for record in records if "s" in record]
+    state = records[-1]["totals"]["state"]
+    if state == "error":
+        want = want[:-1]  # cut short where the real scheduler raised
+    got, error = _decided(lines[0])
+
+    last: dict[str, Any] = {}
+    for line in want:
+        if "n" not in line:
+            ours = {key: got[line["s"]].get(key) or [] for key in UPDATE_ONLY}
+            assert ours == {key: line.get(key) or [] for key in UPDATE_ONLY}, line["s"]
+            continue
+        last.update({key: line[key] for key in ("run", "wait") if key in line})
+        assert _normal(got[line["s"]]) == _normal({**line, **last}), line["s"]
+    if state == "finished":
+        assert error is None
+        assert set(got) == {line["s"] for line in want}
+    else:
+        assert isinstance(error, SchedulerFailedError if state == "error" else EngineError)
+
+
+def test_all_versions_and_end_states_are_in_the_sample() -> None:
+    ends = {json.loads(case.values[0][-1])["totals"]["state"] for case in _traces()}
+    assert ends >= {"finished", "stalled", "error"}
+    assert len({case.id.rsplit("-", 1)[0] for case in _traces()}) >= 8
+
+
+HEADER = {
+    "engine": "vllm-v1",
+    "version": "0.32.0",
+    "config": {
+        "num_blocks": 5,
+        "block_size": 16,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+    },
+    "requests": [
+        {"id": 7, "max_tokens": 4, "prompt": [["u7", 90]], "arrival_step": 0},
+        {"id": 8, "max_tokens": 4, "prompt": [["u8", 9]], "arrival_step": 3},
+    ],
+}
+
+
+@pytest.mark.parametrize("version", ["0.8.5", "0.18.0", "0.32.0"])
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_run_that_cannot_progress_is_ended_and_names_the_request(
+    version: str, caching: bool
+) -> None:
+    header = {**HEADER, "version": version}
+    config, requests = read_header(json.dumps(header))
+    config = config_of({**HEADER["config"], "enable_prefix_caching": caching}, version=version)
+    turns = itertools.islice(drive(make_scheduler(config), requests), GUARD_STEPS + 20)
+    with pytest.raises(NoProgressError, match="request 7 cannot progress"):
+        list(turns)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "[]", "{}", '{"config": 3, "requests": []}', '{"config": {}, "requests": []}',
+     '{"config": {"num_blocks": 9}, "requests": [{"id": 1}]}',
+     '{"config": {"num_blocks": 9}, "requests": [{"id": 1, "max_tokens": 1, "prompt": [["a"]]}]}'],
+)  # fmt: skip
+def test_a_header_that_cannot_be_read_is_one_sentence(line: str) -> None:
+    with pytest.raises(WorkloadError):
+        read_header(line)
