@@ -12,7 +12,7 @@ from itertools import chain
 from .config import EngineConfig
 from .errors import SchedulerFailedError
 from .steps import Outcome, RequestId, Step
-from .v0_blocks import make_pools
+from .v0_memory import V0Memory
 from .v0_profile import profile_for
 from .v0_state import V0State
 from .v0_turn import Turn, V0Step
@@ -20,7 +20,6 @@ from .workload import Request
 
 __all__ = ["V0Scheduler"]
 
-WATERMARK = 0.01
 MAX_PADDINGS = 256
 LONG_PREFILL_SHARE = (
     0.04  # of the model's length: a prompt beyond it is "long" when nothing else is configured
@@ -37,13 +36,7 @@ class V0Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.profile = profile_for(config.version)
-        self.gpu, self.cpu = make_pools(
-            config.num_blocks,
-            config.num_cpu_blocks,
-            config.block_size,
-            config.enable_prefix_caching,
-        )
-        self.watermark = int(WATERMARK * config.num_blocks)
+        self.memory = V0Memory(config, self.profile)
         self.waiting: deque[V0State] = deque()
         self.running: deque[V0State] = deque()
         self.swapped: deque[V0State] = deque()
@@ -86,10 +79,7 @@ class V0Scheduler:
         for queue in (self.waiting, self.running, self.swapped):
             if state in queue:
                 queue.remove(state)
-        if state.status == "running":
-            self.gpu.release(state)
-        elif state.status == "swapped":
-            self.cpu.release(state)
+        self.memory.drop(state)
         state.status = "finished"
 
     def schedule(self, now: float) -> Step:
@@ -177,7 +167,7 @@ class V0Scheduler:
         if not (state.in_prefill and self.looks_up):
             return wanted, 0
         if state.cached is None:
-            state.cached = self.gpu.cached_tokens(state)
+            state.cached = self.memory.gpu.cached_tokens(state)
         if state.cached < state.computed and state.status == "swapped":
             raise SchedulerFailedError(
                 f"request {state.id!r} was swapped out in the middle of its prefill and cannot come back with prefix "
@@ -209,7 +199,7 @@ class V0Scheduler:
         The test is the worst case: a free block for every request, even where the last block has room
         (0.8.5, `core/block_manager.py`).
         """
-        while self.gpu.free < self._blocks_to_append(state):
+        while not self.memory.can_append(state):
             victim = self.running.pop() if self.running else state
             self._preempt(victim, turn.preempted, turn.swapped_out)
             if victim is state:
@@ -217,7 +207,7 @@ class V0Scheduler:
         return True
 
     def _take_along(self, state: V0State, tokens: int, turn: Turn) -> None:
-        self.gpu.append(state)
+        self.memory.gpu.append(state)
         turn.tokens += tokens
         if self.chunked:
             turn.seats += 1
@@ -231,35 +221,12 @@ class V0Scheduler:
     ) -> None:
         """Take a running request's blocks: to be recomputed, or swapped out to the CPU."""
         if not self.swaps:
-            self.gpu.release(state)
+            self.memory.gpu.release(state)
             state.restart()
             recomputed.append(state)
             return
-        touched = self._blocks_to_swap(state, to_gpu=False)
-        if touched > self.cpu.free:
-            raise SchedulerFailedError(
-                f"request {state.id!r} cannot be swapped out: {touched} CPU blocks are needed, {self.cpu.free} are free "
-                "(the engine stops with a RuntimeError in scheduler.py: lack of CPU swap space)"
-            )
-        self.cpu.take_over(state, self.gpu)
-        state.status = "swapped"
+        self.memory.swap_out(state)
         swapped_out.append(state)
-
-    def _blocks_to_append(self, state: V0State) -> int:
-        """Blocks that the next append touches: one, but none in a prompt that ends with its last block.
-
-        A later chunk of a prompt appends nothing, and still counts as touching a partly filled last block
-        (0.8.5, `core/block/block_table.py`).
-        """
-        whole = state.seen % self.config.block_size == 0
-        return 0 if whole and state.seen == state.prompt + state.output else 1
-
-    def _blocks_to_swap(self, state: V0State, *, to_gpu: bool) -> int:
-        """Blocks that a swap is expected to take: the full ones and what the next append touches."""
-        if self.profile.swap_counts_all_blocks:
-            return state.held + (1 if to_gpu else 0)
-        pool = self.gpu if to_gpu else self.cpu
-        return pool.full_blocks_touched(state) + self._blocks_to_append(state)
 
     def _swap_in(self, turn: Turn) -> None:
         """Bring back swapped requests from the head, as long as blocks, watermark and budget allow.
@@ -270,19 +237,17 @@ class V0Scheduler:
             self.swapped = deque(sorted(self.swapped, key=lambda state: state.arrival))
         while self.swapped:
             state = self.swapped[0]
-            touched = self._blocks_to_swap(state, to_gpu=True)
-            if touched > self.gpu.total:
+            room = self.memory.room_to_return(state)
+            if room == "never":
                 turn.ignored.append(self.swapped.popleft())
                 continue
-            if self.gpu.free - touched < self.watermark:
+            if room == "later":
                 break
             uncached, cached = self._new_tokens(state)
             if not turn.affords(uncached):
                 break
             self.swapped.popleft()
-            self.gpu.take_over(state, self.cpu)
-            state.status = "running"
-            self.gpu.append(state)
+            self.memory.swap_in(state)
             turn.tokens += uncached
             turn.seats += 1
             if state.in_prefill:
@@ -306,7 +271,7 @@ class V0Scheduler:
             uncached, cached = self._new_tokens(state)
             if self.chunked:
                 uncached = turn.chunk(uncached)
-            room = self._room_for(state)
+            room = self.memory.room_for(state)
             if uncached + cached > self._prompt_limit or room == "never":
                 turn.ignored.append(self.waiting.popleft())
                 continue
@@ -324,7 +289,7 @@ class V0Scheduler:
         self._previous_was_prompt = bool(turn.prefills)
 
     def _admit_one(self, state: V0State, uncached: int, cached: int, turn: Turn) -> None:
-        self.gpu.allocate(state)
+        self.memory.gpu.allocate(state)
         state.status = "running"
         turn.long_prefills += state.uncomputed > self.long_prefill
         turn.prefills.append((state, uncached + cached))
@@ -349,13 +314,6 @@ class V0Scheduler:
         cost = len(lengths) * max(lengths)
         return cost > self.config.max_num_batched_tokens or cost - sum(lengths) > MAX_PADDINGS
 
-    def _room_for(self, state: V0State) -> str:
-        """Whether all blocks of a prompt fit above the watermark: "now", "later" or "never". Hits do not help."""
-        blocks = -(-state.tokens // self.config.block_size)
-        if self.gpu.total - blocks < self.watermark:
-            return "never"
-        return "now" if self.gpu.free - blocks >= self.watermark else "later"
-
     def _delay_is_over(self, now: float) -> bool:
         """`delay_factor`: hold prompts until the oldest has waited that many times the last prompt step's duration."""
         if self._previous_was_prompt:
@@ -378,7 +336,7 @@ class V0Scheduler:
             while running and running[-1].rank > head.rank:
                 if head.status == "swapped":
                     raise _swapped_in_waiting(head)
-                if self._room_for(head) == "now" and turn.affords(uncached):
+                if self.memory.room_for(head) == "now" and turn.affords(uncached):
                     break
                 victim = running.pop()
                 turn.seats -= 1
@@ -391,7 +349,7 @@ class V0Scheduler:
     def _close(self, turn: Turn, step: V0Step) -> None:
         """Fill in the queues as they stand now, and forget what was ignored."""
         if step.scheduled:
-            self.gpu.mark_computed()
+            self.memory.gpu.mark_computed()
         for state in turn.ignored:
             state.status = "finished"
             del self.states[state.id]
@@ -399,7 +357,7 @@ class V0Scheduler:
         step.waiting = [state.id for state in self.waiting]
         step.swapped = [state.id for state in self.swapped]
         step.num_computed = [state.computed for state in self.running]
-        step.free_blocks = self.gpu.free
+        step.free_blocks = self.memory.gpu.free
         if self.waiting:
             step.blocked = "kv" if turn.preempted or turn.blocked is None else turn.blocked
 
@@ -419,9 +377,9 @@ class V0Scheduler:
         if outcome.finished:
             for state in self.running:
                 if state.status == "finished":
-                    self.gpu.release(state)
+                    self.memory.gpu.release(state)
             self.running = deque(state for state in self.running if state.status != "finished")
-        outcome.free_blocks = self.gpu.free
+        outcome.free_blocks = self.memory.gpu.free
         return outcome
 
 
