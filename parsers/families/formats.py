@@ -33,7 +33,8 @@ class Format:
     language of `parsers.families.template`. `read` takes over where a template does not suffice (key/value lines):
     it gets the whole message and gives its fields or None; the template's literal beginning still dispatches.
     `per_engine` True asks for the `Engine 000: ` (or `4 Engines Aggregated: `) in front, False for none; that prefix is
-    taken off before the template is tried, and its numbers are among the match's fields.
+    taken off before the template is tried, and its numbers are among the match's fields. `foreign` text is printed by
+    others (uvicorn), so it needs no record prefix of vLLM's.
     """
 
     family: str
@@ -46,6 +47,7 @@ class Format:
     read: Reader | None = None
     anchor: str = ""
     per_engine: bool | None = None
+    foreign: bool = False
     prompt_fields: frozenset[str] = field(default=frozenset())
 
     @property
@@ -61,7 +63,7 @@ class Format:
     @property
     def raised(self) -> bool:
         """Whether the text is that of an exception, so that a traceback may end in it."""
-        return self.level.startswith("raise") or "traceback" in self.level
+        return self.level.startswith("raise")
 
     @property
     def keeps_prefix(self) -> bool:
@@ -72,6 +74,11 @@ class Format:
     def body(self) -> str:
         """The template without `{log_prefix}`."""
         return self.template.removeprefix(_LOG_PREFIX)
+
+    @property
+    def floating(self) -> bool:
+        """Whether the text begins with a field, so that its first word does not tell the format."""
+        return self.body.startswith(("{", "[["))
 
     @property
     def needle(self) -> str:

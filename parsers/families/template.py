@@ -7,20 +7,20 @@
 | `{name:gib}` | a number with its unit (`GiB`, `GB`, `MiB`, …), read as GiB; vLLM prints `GB` where it means GiB |
 | `{name}` | one word: anything without white space |
 | `{name:s}` | any text within the line (at most one in a template, or the last) |
-| `{name:v}` | the rest of the line, read as a Python literal where it is one |
+| `{name:v}` | the same, read as a Python literal where it is one |
 | `{a|b|}` | one of these literal texts, the last here being nothing |
 | `[[…]]` | may be missing; its fields are then None |
 | `...` at the end | whatever follows is accepted: the tail of the text has been reworded over the versions |
 
 A blank stands for any run of white space (documents wrap lines), a quote for any kind of quote (vLLM prints back-ticks).
-A full stop at the end is optional.
+A full stop at the end is optional, and lines after the first (a traceback, say) do not matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import regex
 
@@ -35,7 +35,7 @@ _SPECS = {
     "gib": _NUMBER + r"\s?[KMGT]i?[bB](?:ytes)?",
     "": r"\S+?",
     "s": r"[^\n]*?",
-    "v": r"[^\n]*",
+    "v": r"[^\n]*?",
 }
 _TOKEN = regex.compile(
     r"(?P<open>\[\[)|(?P<close>\]\])|\{(?P<choice>[^{}:|]*(?:\|[^{}|]*)+)\}|\{(?P<name>\w+)(?::(?P<spec>\w+))?\}"
@@ -63,7 +63,7 @@ class Compiled:
         return fields
 
 
-@lru_cache(maxsize=None)
+@cache
 def compile_template(template: str) -> Compiled:
     """Translate a template (see the module's table) to its pattern; done once, on first use."""
     tolerant = template.endswith("...")
@@ -85,7 +85,7 @@ def compile_template(template: str) -> Compiled:
             parts.append(f"(?P<{token['name']}>{_SPECS[spec]})")
             readers.append((token["name"], _READERS[spec]))
     parts.append(_literal(body[at:]))
-    tail = "" if tolerant else r"[.\s]{0,3}\Z"
+    tail = "" if tolerant else r"[.\s]{0,3}(?:\n|\Z)"
     return Compiled(regex.compile(r"\s*+" + "".join(parts) + tail), tuple(readers))
 
 
@@ -128,7 +128,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "gib": _gib,
     "": str,
     "s": str.strip,
-    "v": lambda text: parse_literal(text.rstrip(".")),
+    "v": lambda text: parse_literal(text),
 }
 
 
@@ -138,7 +138,7 @@ def first_word(text: str) -> str:
     return found[0] if found else ""
 
 
-@lru_cache(maxsize=None)
+@cache
 def anchor_of(template: str) -> str:
     """The longest literal run outside optional parts: each line of this format holds it."""
     body = template.removesuffix("...")

@@ -1,0 +1,354 @@
+"""How a server was started: version, engine, model and settings.
+
+An engine's start line holds `key=value` pairs that change with nearly every version: they are read by key and all kept.
+`max_model_len` is in tokens (printed as `max_seq_len`). It never holds gpu_memory_utilization, max_num_seqs, swap_space or
+block_size: these come from the API server's `args`. In `non-default args` (0.9.0 on) an absent setting has the version's default;
+`args: Namespace(…)` names them all.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import polars as pl
+import regex
+
+from parsers.families.config_dump import args_settings, engine_settings
+from parsers.families.formats import Fields, Format
+from parsers.families.template import compile_template
+
+__all__ = ["FORMATS", "SCHEMA"]
+
+SCHEMA: dict[str, pl.DataType] = {
+    "version": pl.String(),
+    "engine": pl.String(),
+    "model": pl.String(),
+    "served_model_name": pl.String(),
+    "dtype": pl.String(),
+    "quantization": pl.String(),
+    "kv_cache_dtype": pl.String(),
+    "device": pl.String(),
+    "platform": pl.String(),
+    "max_model_len": pl.Int64(),
+    "max_num_seqs": pl.Int64(),
+    "max_num_batched_tokens": pl.Int64(),
+    "num_gpu_blocks_override": pl.Int64(),
+    "block_size": pl.Int64(),
+    "gpu_memory_utilization": pl.Float64(),
+    "tensor_parallel_size": pl.Int64(),
+    "pipeline_parallel_size": pl.Int64(),
+    "data_parallel_size": pl.Int64(),
+    "num_scheduler_steps": pl.Int64(),
+    "long_prefill_token_threshold": pl.Int64(),
+    "enable_prefix_caching": pl.Boolean(),
+    "enable_chunked_prefill": pl.Boolean(),
+    "enforce_eager": pl.Boolean(),
+    "scheduling_policy": pl.String(),
+    "preemption_mode": pl.String(),
+    "swap_space": pl.Float64(),
+    "watermark": pl.Float64(),
+    "async_scheduling": pl.String(),
+    "speculative_config": pl.String(),
+    "feature": pl.String(),
+    "address": pl.String(),
+    "host": pl.String(),
+    "port": pl.Int64(),
+    "server_index": pl.Int64(),
+    "seed": pl.Int64(),
+}
+
+_ENGINE = regex.compile(
+    r"\s*+Initializing an? (?:(?P<engine>V\d) )?LLM engine(?: \(v(?P<version>[^)\s]++)\))? with config: "
+)
+_LOGO_VERSION = regex.compile(r"\bversion\s++(\S++)")
+_LOGO_MODEL = regex.compile(r"\bmodel\s++(\S++)")
+_LOGO_CHARS = 4000
+
+
+def _engine(text: str) -> Fields | None:
+    found = _ENGINE.match(text)
+    if found is None:
+        return None
+    line = text[found.end() :].partition("\n")[0]
+    return {**engine_settings(line), "version": found["version"], "engine": found["engine"]}
+
+
+def _args(text: str) -> Fields:
+    return args_settings(text.partition("args: ")[2])
+
+
+def _logo(text: str) -> Fields | None:
+    """The banner of block characters (0.15.0 on), whole or the one row with the version."""
+    version = _LOGO_VERSION.search(text[:_LOGO_CHARS])
+    if version is None:
+        return None
+    model = _LOGO_MODEL.search(text[:_LOGO_CHARS])
+    return {"version": version[1], "model": model[1] if model else None}
+
+
+def _fallback(template: str, text: str) -> Fields | None:
+    fields = compile_template(template).read(text)
+    return None if fields is None else {**fields, "engine": "V0"}
+
+
+_format = partial(Format, "startup")
+_INFO = "INFO"
+_CONFIG = "model={model}, …, dtype={dtype}, max_seq_len={max_model_len:d}, …, tensor_parallel_size={tensor_parallel_size:d}, …, kv_cache_dtype={kv_cache_dtype}, …"
+_CONFIG_SEEN = "model='acme/llama-9b-instruct', dtype=torch.bfloat16, max_seq_len=16384, tensor_parallel_size=2, quantization=None, enforce_eager=False, kv_cache_dtype=auto, seed=0, enable_prefix_caching=True, chunked_prefill_enabled=True"
+_ARGS_SEEN = "Namespace(host='0.0.0.0', port=8000, model='acme/llama-9b-instruct', tensor_parallel_size=2, gpu_memory_utilization=0.85, max_model_len=16384, max_num_seqs=128, swap_space=4)"
+
+# engine, versions, what stands between "Initializing " and the settings, the same filled in
+_ENGINE_FORMS = (
+    ("V0", "0.1.0..0.3.3", "an LLM engine with config: ", "an LLM engine with config: "),
+    (
+        "V0",
+        "0.4.0..0.7.0",
+        "an LLM engine (v{version}) with config: ",
+        "an LLM engine (v0.6.3) with config: ",
+    ),
+    (
+        "V1",
+        "0.6.4..0.7.0",
+        "an LLM engine (v{version}) with config: ",
+        "an LLM engine (v0.6.5) with config: ",
+    ),
+    (
+        "V0",
+        "0.7.1..0.10.2",
+        "a V0 LLM engine (v{version}) with config: ",
+        "a V0 LLM engine (v0.8.5) with config: ",
+    ),
+    (
+        "V1",
+        "0.7.1..0.33.0",
+        "a V1 LLM engine (v{version}) with config: ",
+        "a V1 LLM engine (v0.14.0) with config: ",
+    ),
+)
+
+# variant, engine, versions, level, template, example (None: the template itself)
+_ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
+    (
+        "api_version",
+        "any",
+        "0.4.0..0.14.1",
+        _INFO,
+        "vLLM API server version {version}",
+        "vLLM API server version 0.5.0",
+    ),
+    (
+        "version_model",
+        "any",
+        "0.15.0..0.33.0",
+        _INFO,
+        "vLLM server version {version}, serving model {model}",
+        "vLLM server version 0.24.0, serving model acme/llama-9b-instruct",
+    ),
+    (
+        "async_sched",
+        "any",
+        "0.10.0..0.10.2",
+        _INFO,
+        "Using mp-based distributed executor backend for async scheduling.",
+        None,
+    ),
+    (
+        "async_sched",
+        "any",
+        "0.11.0",
+        _INFO,
+        "Defaulting to mp-based distributed executor backend for async scheduling.",
+        None,
+    ),
+    (
+        "async_sched",
+        "any",
+        "0.11.1..0.33.0",
+        "WARNING",
+        "Async scheduling will be disabled because it is not supported with the '{backend}' distributed executor backend...",
+        "Async scheduling will be disabled because it is not supported with the 'ray' distributed executor backend.",
+    ),
+    (
+        "async_sched",
+        "any",
+        "0.14.0..0.26.0",
+        "INFO (once)",
+        "Asynchronous scheduling is {async_scheduling}.",
+        "Asynchronous scheduling is enabled.",
+    ),
+    (
+        "chunked",
+        "any",
+        "0.5.3..0.33.0",
+        "INFO (once)",
+        "Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens:d}...",
+        "Chunked prefill is enabled with max_num_batched_tokens=8192.",
+    ),
+    ("chunked", "any", "0.4.1..0.5.2", _INFO, "Chunked prefill is enabled (EXPERIMENTAL).", None),
+    (
+        "chunked",
+        "any",
+        "0.5.3..0.10.2",
+        "WARNING",
+        "Chunked prefill is enabled by default for models with max_model_len > 32K...",
+        "Chunked prefill is enabled by default for models with max_model_len > 32K.",
+    ),
+    (
+        "defaults_dbg",
+        "any",
+        "0.6.5..0.11.0",
+        "DEBUG, WARNING",
+        "Setting max_num_batched_tokens to {max_num_batched_tokens:d} for {usage_context} usage context.",
+        "Setting max_num_batched_tokens to 8192 for OPENAI_API_SERVER usage context.",
+    ),
+    (
+        "defaults_dbg",
+        "any",
+        "0.8.0..0.11.0",
+        "DEBUG",
+        "Setting max_num_seqs to {max_num_seqs:d} for {usage_context} usage context.",
+        "Setting max_num_seqs to 256 for OPENAI_API_SERVER usage context.",
+    ),
+    (
+        "defaults_dbg",
+        "any",
+        "0.11.1..0.33.0",
+        "DEBUG",
+        "Defaulting max_num_batched_tokens to {max_num_batched_tokens:d} for {usage_context} usage context.",
+        "Defaulting max_num_batched_tokens to 8192 for OPENAI_API_SERVER usage context.",
+    ),
+    (
+        "defaults_dbg",
+        "any",
+        "0.11.1..0.33.0",
+        "DEBUG",
+        "Defaulting max_num_seqs to {max_num_seqs:d} for {usage_context} usage context.",
+        "Defaulting max_num_seqs to 256 for OPENAI_API_SERVER usage context.",
+    ),
+    (
+        "kvdtype",
+        "any",
+        "0.3.0..0.33.0",
+        _INFO,
+        "Using {kv_cache_dtype} data type to store kv cache...",
+        "Using fp8_e4m3 data type to store kv cache. It reduces the GPU memory footprint and boosts the performance. Meanwhile, it may cause accuracy drop without a proper scaling factor",
+    ),
+    (
+        "maxlen",
+        "any",
+        "0.9.2..0.33.0",
+        _INFO,
+        "Using max model len {max_model_len:d}",
+        "Using max model len 16384",
+    ),
+    (
+        "platform",
+        "any",
+        "0.7.0..0.33.0",
+        "DEBUG, INFO",
+        "Automatically detected platform {platform}.",
+        "Automatically detected platform cuda.",
+    ),
+    ("routes", "any", "0.5.2..0.33.0", _INFO, "Available routes are:", None),
+    (
+        "server_start",
+        "any",
+        "0.7.3..0.9.0.1",
+        _INFO,
+        "Starting vLLM API server on http{s|}://{host}:{port:d}",
+        "Starting vLLM API server on http://0.0.0.0:8000",
+    ),
+    (
+        "server_start",
+        "any",
+        "0.9.1..0.17.1",
+        _INFO,
+        "Starting vLLM API server {server_index:d} on {address}",
+        "Starting vLLM API server 0 on http://0.0.0.0:8000",
+    ),
+    (
+        "server_start",
+        "any",
+        "0.18.0..0.33.0",
+        _INFO,
+        "Starting vLLM server on {address}",
+        "Starting vLLM server on http://0.0.0.0:8000",
+    ),
+)
+
+_FALLBACKS = (
+    (
+        "{feature:s} is not supported by the V1 Engine. Falling back to V0...",
+        "--preemption-mode is not supported by the V1 Engine. Falling back to V0. We recommend to remove --preemption-mode from your config in favor of the V1 Engine.",
+    ),
+    (
+        "{feature:s} is experimental on VLLM_USE_V1=1. Falling back to V0 Engine...",
+        "Pipeline Parallelism without Ray is experimental on VLLM_USE_V1=1. Falling back to V0 Engine.",
+    ),
+)
+
+FORMATS = (
+    *(
+        _format(
+            "init_cfg",
+            engine,
+            versions,
+            _INFO,
+            f"Initializing {head}{_CONFIG}",
+            f"Initializing {seen}{_CONFIG_SEEN}",
+            read=_engine,
+            anchor="LLM engine",
+        )
+        for engine, versions, head, seen in _ENGINE_FORMS
+    ),
+    _format(
+        "api_version",
+        "any",
+        "0.1.0..0.33.0",
+        _INFO,
+        "args: {args}",
+        f"args: {_ARGS_SEEN}",
+        read=_args,
+        anchor="args: ",
+    ),
+    _format(
+        "api_version",
+        "any",
+        "0.9.0..0.33.0",
+        _INFO,
+        "non-default args: {args}",
+        "non-default args: {'model': 'acme/llama-9b-instruct', 'max_model_len': 16384, 'gpu_memory_utilization': 0.85, 'max_num_seqs': 128}",
+        read=_args,
+        anchor="args: ",
+    ),
+    *(
+        _format(variant, engine, versions, level, template, example or template)
+        for variant, engine, versions, level, template, example in _ROWS
+    ),
+    *(
+        _format(
+            "v0_fallback",
+            "any",
+            "0.8.0..0.10.2",
+            "WARNING, INFO",
+            template,
+            example,
+            read=partial(_fallback, template),
+        )
+        for template, example in _FALLBACKS
+    ),
+    # Its rows begin with different characters: the whole banner, or the row of the version alone.
+    *(
+        _format(
+            "version_model",
+            "any",
+            "0.15.0..0.33.0",
+            _INFO,
+            f"{row} version {{version}} … model {{model}}",
+            f"{row}  version 0.24.0\n  █▄█▀ █     █     █     █  model   acme/llama-9b-instruct",
+            read=_logo,
+            anchor="█",
+        )
+        for row in ("█     █     █▄   ▄█", "▄▄ ▄█ █     █     █ ▀▄▀ █")
+    ),
+)
