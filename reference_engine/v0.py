@@ -248,6 +248,7 @@ class V0Scheduler:
                 break
             self.swapped.popleft()
             self.memory.swap_in(state)
+            turn.swapped_in.append(state)
             turn.tokens += uncached
             turn.seats += 1
             if state.in_prefill:

@@ -44,6 +44,7 @@ class Turn:
     long_prefills: int = 0
     prefills: list[Chunk] = field(default_factory=list)
     running_prefills: list[Chunk] = field(default_factory=list)
+    swapped_in: list[V0State] = field(default_factory=list)
     swapped_prefills: list[Chunk] = field(default_factory=list)
     decodes: list[V0State] = field(default_factory=list)
     swapped_decodes: list[V0State] = field(default_factory=list)
@@ -77,10 +78,9 @@ class Turn:
         step = V0Step(
             preempted=[state.id for state in self.forced + self.preempted],
             swapped_out=[state.id for state in self.forced_out + self.swapped_out],
+            swapped_in=[state.id for state in self.swapped_in],
             ignored=[state.id for state in self.ignored],
         )
-        swapped_in = [state for state, _tokens in self.swapped_prefills] + self.swapped_decodes
-        step.swapped_in = [state.id for state in swapped_in]
         for state, _tokens in self.prefills:
             (step.resumed if state.admitted else step.new).append(state.id)
             state.admitted = True
