@@ -29,6 +29,19 @@ class Outer(NamedTuple):
     stream: str | None = None
     pid: int | None = None
 
+    def completed(self, other: Outer) -> Outer:
+        """These facts, with the other's where there is none."""
+        return Outer(
+            self.envelope,
+            other.time_us if self.time_us is None else self.time_us,
+            self.host or other.host,
+            self.unit or other.unit,
+            self.pod or other.pod,
+            self.container or other.container,
+            self.stream or other.stream,
+            other.pid if self.pid is None else self.pid,
+        )
+
 
 class JsonRecord(NamedTuple):
     """A record that a JSON formatter wrote: the facts that stand in a text record's prefix.

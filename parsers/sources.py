@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from parsers.chronology import TooLargeError
 from parsers.decompress import (
     BLOCK,
     DamagedError,
@@ -25,10 +26,12 @@ from parsers.decompress import (
     unsupported,
 )
 from parsers.discovery import Found, discover
+from parsers.envelopes import Clock
 from parsers.journal import MAGIC, JournalError, export_blocks
 from parsers.lines import Line
 from parsers.rotation import rotation_of
-from parsers.text_blocks import is_binary, numbered_lines, transcoded
+from parsers.text_blocks import TextBlock, is_binary, transcoded
+from parsers.unwrapping import is_newest_first, turned_round, unwrapped
 
 __all__ = ["Loss", "Source", "Sources", "expand"]
 
@@ -74,6 +77,8 @@ class Source:
         self.loss = Loss()
         self.size: int | None = None
         self.modified_us: int | None = None
+        self.newest_first = False
+        self._is_journal = False
         self._stream = stream
         if path is not None and problem is None:
             self._examine(path)
@@ -115,7 +120,7 @@ class Source:
         if self._stream is not None:
             yield from self._read(self._stream)
         elif self.path is not None and self.path.is_dir():
-            yield from export_blocks(self.path, BLOCK)
+            yield from self._journal(self.path)
         elif self.path is not None:
             stream, head = _open(self.path)
             with stream:
@@ -127,7 +132,7 @@ class Source:
         while head and len(head) < 512 and (more := read()):  # a pipe gives little at a time
             head += more
         if self.path is not None and head.startswith(MAGIC):
-            yield from export_blocks(self.path, BLOCK)
+            yield from self._journal(self.path)
             return
         self.problem = unsupported(head)
         if self.problem is not None:
@@ -137,6 +142,10 @@ class Source:
         yield from self._text(decoded(kind, raw) if kind else iter(raw, b""))
         if kind is None and self.size is not None:
             self._check_whole(stream)
+
+    def _journal(self, path: Path) -> Iterator[bytes]:
+        self._is_journal = True
+        yield from export_blocks(path, BLOCK)
 
     def _text(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         first = next(blocks, b"")
@@ -155,10 +164,35 @@ class Source:
         """The payload lines: physical lines with their envelopes removed.
 
         Physical lines end at a line feed alone; carriage returns before it are dropped, others stay. A line
-        of more than 1 MiB is cut and counted in `loss`. Bytes that are no UTF-8 become U+FFFD.
+        of more than 1 MiB is cut and counted in `loss`. Bytes that are no UTF-8 become U+FFFD. A source that
+        is newest first is turned round (`newest_first` is set), its lines keep their numbers.
         """
-        for number, text in numbered_lines(self.blocks(), self.loss):
-            yield Line(number, text)
+        for piece in self.pieces():
+            if isinstance(piece, TextBlock):
+                yield from (Line(number, text) for number, text in piece.numbered())
+            else:
+                yield from piece
+
+    def pieces(self) -> Iterator[TextBlock | list[Line]]:
+        """The bulk form of `lines`: text in which no line wears an envelope as it is, all else as lines."""
+        pieces = unwrapped(
+            self.blocks(),
+            self.loss,
+            Clock(self.timezone, self.modified_us),
+            by_entry=lambda: self._is_journal,
+        )
+        first = next(pieces, None)
+        if first is None:
+            return
+        self.newest_first = is_newest_first(first)
+        if not self.newest_first:
+            yield first
+            yield from pieces
+            return
+        try:
+            yield from turned_round(first, pieces)
+        except TooLargeError:
+            self.loss.problem = "newest first and too large to turn round; sort it oldest first"
 
 
 class Sources(list[Source]):

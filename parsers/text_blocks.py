@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from parsers.sources import Loss
 
-__all__ = ["MAX_LINE", "TextBlock", "is_binary", "numbered_lines", "text_blocks", "transcoded"]
+__all__ = ["MAX_LINE", "TextBlock", "is_binary", "text_blocks", "transcoded"]
 
 MAX_LINE = 1 << 20
 _SAMPLE = 1 << 13
@@ -23,6 +23,13 @@ class TextBlock(NamedTuple):
 
     number: int
     data: bytes
+
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        """The lines with their numbers; bytes that are no UTF-8 become U+FFFD."""
+        lines = self.data.decode("utf-8", "replace").split("\n")
+        if not lines[-1]:
+            lines.pop()
+        return enumerate(lines, self.number)
 
 
 def is_binary(block: bytes) -> bool:
@@ -88,12 +95,3 @@ def _clean(data: bytes, loss: Loss, *, cut: bool) -> bytes:
         loss.bytes += end - MAX_LINE
         data = data[:MAX_LINE] + data[end:]
     return _CARRIAGE_RETURNS.sub(b"\n", data) if b"\r\n" in data else data
-
-
-def numbered_lines(blocks: Iterator[bytes], loss: Loss) -> Iterator[tuple[int, str]]:
-    """The physical lines with their numbers, decoded."""
-    for block in text_blocks(blocks, loss):
-        lines = block.data.decode("utf-8", "replace").split("\n")
-        if not lines[-1]:
-            lines.pop()
-        yield from enumerate(lines, block.number)

@@ -1,0 +1,143 @@
+"""Outer clocks: the time stamps that envelopes write, as UTC microseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
+
+__all__ = ["ISO", "Clock", "zone_of"]
+
+# A pattern's piece: 2026-05-08T17:47:03.906123+00:00 and its relatives; group names would clash where two are used.
+ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?Z| ?[+-]\d\d:?\d\d| UTC)?"
+
+_ISO_PARTS = re.compile(
+    r"(?P<day>\d{4}-\d\d-\d\d)[T ](?P<minute>\d\d:\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
+    r" ?(?P<zone>Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)?"
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)?\Z")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_DAY_US = 86_400_000_000
+
+
+class Clock:
+    """Reads stamps; `zone` is that of stamps without one, `reference_us` tells the year of stamps without one.
+
+    A stamp without year gets the latest year in which it is not more than a day after the reference (the
+    log file's last change): a December in a file of January is last year's.
+    """
+
+    def __init__(self, zone: str | None = None, reference_us: int | None = None) -> None:
+        self.zone = zone_of(zone)
+        self.reference_us = reference_us
+        self._minutes: dict[tuple[str, str, str | None], int | None] = {}
+
+    def iso(self, text: str) -> int | None:
+        """Microseconds of an ISO 8601 stamp with `T` or a space; None when it is no time."""
+        found = _ISO_PARTS.match(text)
+        if found is None:
+            return None
+        day, minute, second, fraction, zone = found.groups()
+        key = (day, minute, zone)
+        if key in self._minutes:
+            start = self._minutes[key]
+        else:
+            if len(self._minutes) > 512:  # a log walks through time: only the last minutes matter
+                self._minutes.clear()
+            start = self._minutes[key] = self._minute(day, minute, zone)
+        if start is None:
+            return None
+        return (
+            start + int(second) * 1_000_000 + (int(fraction.ljust(6, "0")[:6]) if fraction else 0)
+        )
+
+    def _minute(self, day: str, minute: str, zone: str | None) -> int | None:
+        try:
+            local = datetime(
+                int(day[:4]), int(day[5:7]), int(day[8:]), int(minute[:2]), int(minute[3:])
+            )
+            if zone is None:
+                aware = local.replace(tzinfo=self.zone)
+            elif zone in ("Z", "UTC", "GMT"):
+                aware = local.replace(tzinfo=timezone.utc)
+            else:
+                digits = zone[1:].replace(":", "").ljust(4, "0")
+                offset = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+                aware = local.replace(tzinfo=timezone(-offset if zone[0] == "-" else offset))
+            return _microseconds(aware)
+        except (ValueError, OverflowError):
+            return None
+
+    def month_day(self, month: str, day: str, time: str, year: str | None = None) -> int | None:
+        """Microseconds of `Sep`, `22`, `23:46:42[.ffffff]`, the year inferred where there is none."""
+        try:
+            month_number = _MONTHS.index(month.lower()) + 1
+        except ValueError:
+            return None
+        if year is not None:
+            return self.iso(f"{year}-{month_number:02}-{int(day):02}T{time}")
+        reference = self.reference_us if self.reference_us is not None else _now_us()
+        latest = (_EPOCH + timedelta(microseconds=reference)).year + 1
+        for candidate in range(latest, latest - 9, -1):  # 8 years back hold a 29 February
+            found = self.iso(f"{candidate:04}-{month_number:02}-{int(day):02}T{time}")
+            if found is not None and found <= reference + _DAY_US:
+                return found
+        return None
+
+    def epoch(self, value: str | float) -> int | None:
+        """Microseconds of a number since the epoch; its size tells seconds, milli-, micro- or nanoseconds."""
+        try:
+            if isinstance(value, str) and "." in value:
+                whole, _, fraction = value.partition(".")
+                micros = int(whole) * 1_000_000 + int(fraction.ljust(6, "0")[:6])
+                return micros if abs(int(whole)) < 1 << 36 else self.epoch(int(whole))
+            number = float(value) if isinstance(value, float) else int(value)
+            size = abs(number)
+            if not size < 1 << 63:
+                return None
+        except (ValueError, OverflowError):
+            return None
+        if size < 1 << 36:
+            return int(number * 1_000_000)
+        if size < 1 << 46:
+            return int(number * 1_000)
+        if size < 1 << 56:
+            return int(number)
+        return int(number // 1_000)
+
+    def any(self, value: object) -> int | None:
+        """Microseconds of a stamp as JSON holds it: ISO text, or a number as text or number."""
+        if isinstance(value, bool) or value is None:
+            return None
+        if isinstance(value, (int, float)):
+            return self.epoch(value)
+        if isinstance(value, str):
+            return self.epoch(value) if value.replace(".", "", 1).isdecimal() else self.iso(value)
+        return None
+
+
+def zone_of(name: str | None) -> tzinfo:
+    """The zone of an IANA name or of an offset such as `+08:00`; UTC for None.
+
+    Raises ValueError, with the name in its text, for an unknown one.
+    """
+    if name is None or name.upper() in ("UTC", "Z", "GMT"):
+        return timezone.utc
+    if found := _OFFSET.match(name):
+        offset = timedelta(hours=int(found[2]), minutes=int(found[3] or 0))
+        return timezone(-offset if found[1] == "-" else offset)
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(
+            f"unknown time zone {name!r}; give a name such as Europe/Berlin"
+        ) from error
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _now_us() -> int:
+    return _microseconds(datetime.now(timezone.utc))

@@ -1,0 +1,222 @@
+"""Envelopes that take several physical lines for an entry.
+
+journalctl -o verbose and -o json-pretty, the export format in the middle of text, pretty-printed JSON (gcloud,
+aws, jq, Loki's answers), Google Cloud entries as YAML (gcloud's default) or as copied from the console.
+A collector takes lines until its entry is complete; lines that turn out to be none are given back untouched.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from parsers.envelopes import structured
+from parsers.envelopes.clock import Clock
+from parsers.envelopes.journal_fields import journal_entry
+from parsers.envelopes.mapping_text import mapping_of
+from parsers.envelopes.peeled import Peeled
+
+__all__ = ["Collector", "Verdict", "begin"]
+
+
+class Verdict:
+    """What a collector says of a line: it needs more, is complete with it, was complete before it, or gives up."""
+
+    MORE = "more"
+    DONE = "done"
+    BEFORE = "before"
+    NOT_MINE = "not mine"
+
+
+class Collector(Protocol):
+    """Collects an entry of several lines; `take` is called with each line, the first included."""
+
+    def take(self, text: str) -> str:
+        """What the line is to the entry: one of `Verdict`."""
+
+    def entries(self, clock: Clock) -> list[Peeled]:
+        """The entries collected; empty when the lines were none."""
+
+
+# Fri 2026-05-08 17:47:03.906123 UTC [s=0c4e...;i=1a;b=...;m=...;t=63f1a2b3c4d5e;x=...]
+_VERBOSE = re.compile(
+    r"(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? [A-Z0-9+:-]{1,9} \[s=[0-9a-f]{1,64};[^\]]{1,400}\]\Z"
+)
+_VERBOSE_TIME = re.compile(r";t=([0-9a-f]{1,16})")
+_VERBOSE_FIELD = re.compile(r" {4}(?P<name>[A-Z_][A-Z0-9_]*)=(?P<value>.*)", re.S)
+
+
+class _Verbose:
+    def __init__(self) -> None:
+        self._fields: dict[str, object] = {}
+        self._name: str | None = None
+
+    def take(self, text: str) -> str:
+        if not self._fields:
+            found = _VERBOSE_TIME.search(text)
+            self._fields["__REALTIME_TIMESTAMP"] = str(int(found[1], 16)) if found else ""
+            return Verdict.MORE
+        if found := _VERBOSE_FIELD.match(text):
+            self._name = found["name"]
+            self._fields.setdefault(self._name, found["value"])
+            return Verdict.MORE
+        indent = 5 + len(self._name or "")
+        if self._name is not None and text.startswith(" " * indent):
+            self._fields[self._name] = f"{self._fields[self._name]}\n{text[indent:]}"
+            return Verdict.MORE
+        return Verdict.BEFORE
+
+    def entries(self, clock: Clock) -> list[Peeled]:
+        peeled = journal_entry(self._fields, clock, "journal-verbose")
+        return [peeled] if peeled else []
+
+
+_EXPORT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*(?P<equals>=|\Z)")
+
+
+class _Export:
+    """The export format after it was decoded as text: the lengths of binary values may be damaged.
+
+    A length that can still be read bounds its value; the value ends where a field or an empty line follows.
+    """
+
+    def __init__(self) -> None:
+        self._fields: dict[str, object] = {}
+        self._binary: str | None = None
+        self._value: list[str] = []
+        self._wanted = 0  # the value has at least so many bytes
+
+    def take(self, text: str) -> str:
+        if self._binary is not None:
+            if self._is_inside(text):
+                self._value.append(text)
+                return Verdict.MORE
+            self._close()
+        if not text:
+            return Verdict.DONE
+        found = _EXPORT_NAME.match(text)
+        if found is None:
+            return Verdict.BEFORE
+        if found["equals"]:
+            self._fields.setdefault(text[: found.end() - 1], text[found.end() :])
+        else:
+            self._binary, self._value, self._wanted = text, [], 0
+        return Verdict.MORE
+
+    def _is_inside(self, text: str) -> bool:
+        if not self._value:
+            head = (text + "\n").encode("utf-8", "replace")[:8]
+            length = int.from_bytes(head, "little") if len(head) == 8 else 0
+            readable = "\ufffd" not in text[:8] and length < 1 << 24
+            self._wanted = length if readable else 0
+            return True
+        size = sum(len(part.encode("utf-8", "replace")) + 1 for part in self._value) - 8
+        missing = (
+            self._wanted - size - len(self._value)
+        )  # each line may have lost a carriage return
+        return missing > 0 or not (not text or _EXPORT_NAME.match(text))
+
+    def _close(self) -> None:
+        if self._binary is not None:
+            self._fields.setdefault(self._binary, "\n".join(self._value)[8:])
+        self._binary = None
+
+    def entries(self, clock: Clock) -> list[Peeled]:
+        self._close()
+        peeled = journal_entry(self._fields, clock, "journal-export")
+        return [peeled] if peeled else []
+
+
+_OPENS_LIST = re.compile(
+    r'\s*"(?:events|entries|results?|hits|data|values|streams|logs|records|items)"\s*:\s*\[\s*\Z'
+)
+_JSON_LINE = re.compile(r'\s*(?:"|[{}\[\]]|-?\d|true|false|null|[A-Za-z@_][\w@.]*\s*:)')
+
+
+class _Pretty:
+    """A JSON object over several lines, from a line `{` to the closing brace of the same indent."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._indent = ""
+
+    def take(self, text: str) -> str:
+        bare = text.strip()
+        if not self._lines:
+            self._indent = text[: len(text) - len(text.lstrip())]
+        elif bare == "{" and len(self._lines) <= 3 and _OPENS_LIST.match(self._lines[-1]):
+            return (
+                Verdict.NOT_MINE
+            )  # a document: its entries are collected one by one, from this line on
+        elif bare and not _JSON_LINE.match(text):
+            return Verdict.NOT_MINE
+        self._lines.append(text)
+        closes = bare in ("}", "},") and text.startswith(self._indent + "}")
+        return Verdict.DONE if closes else Verdict.MORE
+
+    def entries(self, clock: Clock) -> list[Peeled]:
+        text = "\n".join(self._lines).strip().rstrip(",")
+        value = structured.parse(text)
+        if value is None:
+            value = mapping_of(self._lines)
+        return [_named(entry, "journal-json-pretty") for entry in structured.entries(value, clock)]
+
+
+def _named(entry: Peeled, name: str) -> Peeled:
+    if entry.outer.envelope != "journal-json":
+        return entry
+    return entry._replace(outer=entry.outer._replace(envelope=name))
+
+
+_TOP_KEY = re.compile(
+    r"(?P<key>insertId|textPayload|logName|receiveTimestamp|labels|resource|timestamp|jsonPayload|severity"
+    r"|httpRequest|operation|trace|spanId|sourceLocation|protoPayload):(?: |\Z)"
+)
+
+
+class _CloudYaml:
+    """A Google Cloud entry as YAML: `---`, then keys at the margin, to the next `---` or a key that comes again."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._keys: set[str] = set()
+
+    def take(self, text: str) -> str:
+        if text == "---":
+            if self._keys:
+                return Verdict.BEFORE
+            return Verdict.NOT_MINE if self._lines else self._add(text)
+        found = _TOP_KEY.match(text)
+        if found is not None:
+            if found["key"] in self._keys:
+                return Verdict.BEFORE
+            self._keys.add(found["key"])
+            return self._add(text)
+        if self._keys and (not text or text[0] in " -}"):
+            return self._add(text)
+        return Verdict.BEFORE if {"textPayload", "timestamp"} <= self._keys else Verdict.NOT_MINE
+
+    def _add(self, text: str) -> str:
+        self._lines.append(text)
+        return Verdict.MORE
+
+    def entries(self, clock: Clock) -> list[Peeled]:
+        return list(structured.entries(mapping_of(self._lines), clock))
+
+
+def begin(text: str) -> Collector | None:
+    """The collector of an entry that starts with this line, or None."""
+    first = text[0]
+    if first in "{ \t":
+        return _Pretty() if text.strip() == "{" else None
+    if first == "_":
+        return _Export() if text.startswith(("__CURSOR=", "__REALTIME_TIMESTAMP=")) else None
+    if first in "-it":
+        return (
+            _CloudYaml()
+            if text == "---" or text.startswith(("insertId: ", "textPayload: "))
+            else None
+        )
+    if text[-1] == "]" and "[s=" in text:
+        return _Verbose() if _VERBOSE.match(text) else None
+    return None

@@ -1,0 +1,61 @@
+"""Joins the parts into which a runtime cut a long line: CRI's P and F, Docker's 16 kB, journald's limits."""
+
+from __future__ import annotations
+
+from parsers.envelopes.peeled import Peeled
+from parsers.lines import Outer
+
+__all__ = ["Partials", "Whole"]
+
+_MAX_LENGTH = 1 << 20
+
+Whole = tuple[int, str, Outer]
+_Key = tuple["str | int | None", ...]
+
+
+class Partials:
+    """The unfinished lines, one for each stream of each container or unit; `cut` counts those over 1 MiB."""
+
+    def __init__(self) -> None:
+        self._open: dict[_Key, tuple[int, Outer, list[str], int]] = {}
+        self.cut = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, number: int, peeled: Peeled, outer: Outer) -> Whole | None:
+        """The whole line that this part completes (its number that of the first part), or None."""
+        if not self._open and not peeled.partial:
+            return number, peeled.text, outer
+        key: _Key = (
+            outer.envelope,
+            outer.host,
+            outer.unit,
+            outer.pod,
+            outer.container,
+            outer.stream,
+            outer.pid,
+        )
+        begun = self._open.pop(key, None)
+        if begun is None:
+            if not peeled.partial:
+                return number, peeled.text, outer
+            self._open[key] = (number, outer, [peeled.text], len(peeled.text))
+            return None
+        first, outer, parts, size = begun
+        parts.append(peeled.text)
+        size += len(peeled.text)
+        if size > _MAX_LENGTH:
+            text = "".join(parts)
+            self.cut += size - _MAX_LENGTH
+            parts, size = [text[:_MAX_LENGTH]], _MAX_LENGTH
+        if not peeled.partial:
+            return first, "".join(parts), outer
+        self._open[key] = (first, outer, parts, size)
+        return None
+
+    def rest(self) -> list[Whole]:
+        """The lines that never ended, at the end of the input."""
+        rest = [(number, "".join(parts), outer) for number, outer, parts, _ in self._open.values()]
+        self._open.clear()
+        return rest

@@ -1,0 +1,130 @@
+"""A time stamp before each line, alone or with a word or two: docker, kubectl, CI, log viewers, exports.
+
+All of these are weak: loggers other than vLLM's stamp their own lines in the same ways.
+"""
+
+from __future__ import annotations
+
+import re
+
+from parsers.envelopes.clock import ISO, Clock
+from parsers.envelopes.peeled import Envelope, Peeled
+from parsers.lines import Outer
+
+__all__ = ["ENVELOPES"]
+
+# 2026-05-12T08:01:39.331095044Z INFO ...
+_STAMP = re.compile(rf"(?P<iso>{ISO})(?:[ \t]|$)")
+# [2024-07-08 15:17:34] INFO ...
+_BRACKETED = re.compile(rf"\[(?P<iso>{ISO})\](?: |$)")
+# 2026-05-08 17:47:03.906 info INFO: ...
+_VIEWER = re.compile(
+    rf"(?P<iso>{ISO})[ \t](?P<label>\[?(?:info|warn|warning|error|err|debug|notice|unknown|default|stdout|stderr)\]?)(?:[ \t]|$)"
+)
+# 2026-05-08T17:47:03Z {app="vllm", pod="vllm-0"} INFO ...
+_LOGCLI = re.compile(
+    rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)'
+)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# 2026-05-08T17:47:03.906000+00:00 vllm/vllm/0123abcd INFO ...   (aws logs tail)
+_STREAM = re.compile(rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ")
+#   |   | 2025-11-04 10:08:01.172743 master-0 >> INFO ...
+_TABLE = re.compile(rf"[| \t]{{0,20}}(?P<iso>{ISO}) (?P<host>\S{{1,255}}) >>(?: |$)")
+# > - 2024-06-22T20:16:34.700+00:00 ERROR ...
+_QUOTE = re.compile(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])")
+
+
+def _shape(iso: str) -> str:
+    """What stays the same in all stamps of one writer: the separator, a fraction or none, the zone's form."""
+    tail = iso[19:]
+    zone = (
+        "Z"
+        if tail.endswith("Z")
+        else "0"
+        if "+" in tail or "-" in tail
+        else "U"
+        if tail.endswith("UTC")
+        else ""
+    )
+    return iso[10] + (tail[0] if tail[:1] in (".", ",") else "") + zone
+
+
+def _stamp(text: str, clock: Clock) -> Peeled | None:
+    found = _STAMP.match(text)
+    if found is None:
+        return None
+    iso = found["iso"]
+    return Peeled(Outer("timestamp", clock.iso(iso)), text[found.end() :], shape=_shape(iso))
+
+
+def _bracketed(text: str, clock: Clock) -> Peeled | None:
+    found = _BRACKETED.match(text)
+    if found is None:
+        return None
+    iso = found["iso"]
+    return Peeled(
+        Outer("bracketed-timestamp", clock.iso(iso)), text[found.end() :], shape=_shape(iso)
+    )
+
+
+def _viewer(text: str, clock: Clock) -> Peeled | None:
+    found = _VIEWER.match(text)
+    if found is None:
+        return None
+    label = found["label"].strip("[]")
+    outer = Outer(
+        "viewer", clock.iso(found["iso"]), stream=label if label.startswith("std") else None
+    )
+    return Peeled(outer, text[found.end() :], shape=_shape(found["iso"]))
+
+
+def _logcli(text: str, clock: Clock) -> Peeled | None:
+    found = _LOGCLI.match(text)
+    if found is None:
+        return None
+    labels: dict[str, str] = dict(_LABEL.findall(found["labels"]))
+    outer = Outer(
+        "loki",
+        clock.iso(found["iso"]),
+        host=labels.get("node_name")
+        or labels.get("node")
+        or labels.get("host")
+        or labels.get("instance"),
+        unit=labels.get("unit"),
+        pod=labels.get("pod") or labels.get("pod_name"),
+        container=labels.get("container") or labels.get("container_name"),
+        stream=labels.get("stream"),
+    )
+    return Peeled(outer, text[found.end() :])
+
+
+def _stream(text: str, clock: Clock) -> Peeled | None:
+    found = _STREAM.match(text)
+    if found is None:
+        return None
+    outer = Outer("cloudwatch", clock.iso(found["iso"]), container=found["stream"])
+    return Peeled(outer, text[found.end() :], shape=found["stream"])
+
+
+def _table(text: str, clock: Clock) -> Peeled | None:
+    found = _TABLE.match(text)
+    if found is None:
+        return None
+    return Peeled(Outer("table", clock.iso(found["iso"]), host=found["host"]), text[found.end() :])
+
+
+def _quote(text: str, clock: Clock) -> Peeled | None:
+    found = _QUOTE.match(text)
+    return found and Peeled(Outer("quote"), text[found.end() :])
+
+
+_DIGITS = frozenset("0123456789")
+ENVELOPES = (
+    Envelope("loki", _DIGITS, _logcli),
+    Envelope("table", _DIGITS | frozenset("| \t"), _table, weak=True),
+    Envelope("cloudwatch", _DIGITS, _stream, weak=True),
+    Envelope("viewer", _DIGITS, _viewer, weak=True),
+    Envelope("timestamp", _DIGITS, _stamp, weak=True),
+    Envelope("bracketed-timestamp", frozenset("["), _bracketed, weak=True),
+    Envelope("quote", frozenset(">-*\u201c\u2018"), _quote, weak=True),
+)

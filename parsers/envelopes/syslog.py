@@ -1,0 +1,132 @@
+"""Syslog and the text forms of journalctl, which look alike: a stamp, a host, `name[pid]: `, the message.
+
+journalctl -o short, short-precise, short-iso, short-iso-precise, short-full, with-unit, short-unix,
+short-monotonic, short-delta (systemd, journalctl(1)); RFC 3164 and RFC 5424 with or without octet counts;
+rsyslog's traditional and RFC 3339 file formats; Heroku's `app[web.1]:`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from parsers.envelopes.clock import ISO, Clock
+from parsers.envelopes.peeled import Envelope, Peeled
+from parsers.lines import Outer
+
+__all__ = ["ENVELOPES"]
+
+_HOST = r"(?P<host>[A-Za-z0-9][\w.:-]{0,254})"
+_UNIT = r"(?P<unit>[A-Za-z0-9_.@/\\~(-][^\s\[\]:]{0,200})(?:\[(?P<pid>[\w.-]{1,20})\])?:(?: |$)"
+_MONTH = r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+
+# Sep 22 23:46:42 host-a vllm[361991]: INFO ...   <134>Sep 22 2026 23:46:42.123456 host-a vllm: INFO ...
+_SHORT = re.compile(
+    rf"(?:<(?P<priority>\d{{1,3}})>)?{_MONTH} (?P<day>[ 0-3]?\d) (?:(?P<year>\d{{4}}) )?"
+    rf"(?P<time>\d\d:\d\d:\d\d(?:\.\d{{1,9}})?) (?:{_HOST} )?{_UNIT}"
+)
+# 2026-05-08T17:47:03.906123+0000 host-a vllm[361991]: INFO ...   (with <134> also some RFC 3164 senders)
+_ISO = re.compile(rf"(?:<(?P<priority>\d{{1,3}})>)?(?P<iso>{ISO}) (?:{_HOST} )?{_UNIT}")
+# Fri 2026-05-08 17:47:03 UTC host-a vllm.service[361991]: INFO ...
+_FULL = re.compile(
+    r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)"
+    rf"(?: (?P<zone>[A-Z]{{2,5}}|[+-]\d\d(?::?\d\d)?))? {_HOST} {_UNIT}"
+)
+# 1778262423.906123 host-a vllm[361991]: INFO ...
+_UNIX = re.compile(rf"(?P<epoch>\d{{9,10}}\.\d{{6}}) {_HOST} {_UNIT}")
+# [   12.345678] host-a vllm[361991]: INFO ...   [   12.345678 <    0.000012 >] host-a vllm[361991]: ...
+_MONOTONIC = re.compile(
+    rf"\[ {{0,8}}\d{{1,9}}\.\d{{6}}(?: < {{0,8}}[\d. ]{{1,16}}>)?\] {_HOST} {_UNIT}"
+)
+# <134>1 2026-05-08T17:47:03.906Z host-a vllm 361991 - [meta k="v"] INFO ...
+_RFC5424 = re.compile(
+    rf"(?:\d{{1,7}} )?<\d{{1,3}}>1 (?P<iso>{ISO}|-) (?P<host>\S{{1,255}}) (?P<unit>\S{{1,64}}) "
+    r'(?P<pid>\S{1,128}) \S{1,64} (?:-|(?:\[[^\s\]"=]{1,64}(?: [^\s\]"=]{1,64}="(?:[^"\\]|\\.)*")*\])+)(?: \ufeff?|$)'
+)
+_OCTAL = re.compile(
+    r"#(0[0-3][0-7]|177)"
+)  # rsyslog's escapes of control characters: #015 is CR, #033 ESC
+
+
+def _short(text: str, clock: Clock) -> Peeled | None:
+    found = _SHORT.match(text)
+    if found is None:
+        return None
+    time = clock.month_day(found["month"], found["day"], found["time"], found["year"])
+    name = "syslog-3164" if found["priority"] else "journal-short"
+    return _peeled(name, found, text, time)
+
+
+def _iso(text: str, clock: Clock) -> Peeled | None:
+    found = _ISO.match(text)
+    if found is None or not found["pid"]:
+        return None
+    return _peeled("journal-short-iso", found, text, clock.iso(found["iso"]))
+
+
+def _iso_without_pid(text: str, clock: Clock) -> Peeled | None:
+    found = _ISO.match(text)
+    if found is None or found["pid"] or not found["host"]:
+        return None
+    return _peeled("journal-short-iso", found, text, clock.iso(found["iso"]))._replace(
+        shape=found["host"]
+    )
+
+
+def _full(text: str, clock: Clock) -> Peeled | None:
+    found = _FULL.match(text)
+    if found is None:
+        return None
+    zone = (
+        found["zone"]
+        if found["zone"] and (found["zone"] in ("UTC", "GMT") or found["zone"][0] in "+-")
+        else ""
+    )
+    return _peeled("journal-with-unit", found, text, clock.iso(f"{found['stamp']} {zone}".rstrip()))
+
+
+def _unix(text: str, clock: Clock) -> Peeled | None:
+    found = _UNIX.match(text)
+    return found and _peeled("journal-short-unix", found, text, clock.epoch(found["epoch"]))
+
+
+def _monotonic(text: str, clock: Clock) -> Peeled | None:
+    found = _MONOTONIC.match(text)
+    return found and _peeled("journal-short-monotonic", found, text, None)
+
+
+def _rfc5424(text: str, clock: Clock) -> Peeled | None:
+    found = _RFC5424.match(text)
+    if found is None:
+        return None
+    peeled = _peeled("syslog-5424", found, text, clock.iso(found["iso"]))
+    outer = peeled.outer
+    host = None if outer.host == "-" else outer.host
+    unit = None if outer.unit == "-" else outer.unit
+    return peeled._replace(outer=outer._replace(host=host, unit=unit))
+
+
+def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> Peeled:
+    pid = found["pid"]
+    outer = Outer(
+        name,
+        time_us,
+        host=found["host"],
+        unit=found["unit"],
+        pid=int(pid) if pid and pid.isdecimal() else None,
+    )
+    payload = text[found.end() :]
+    if "#0" in payload:
+        payload = _OCTAL.sub(lambda code: chr(int(code[1], 8)), payload).rstrip("\r")
+    return Peeled(outer, payload, indent=found.end())
+
+
+_DIGITS = frozenset("0123456789")
+ENVELOPES = (
+    Envelope("journal-short", frozenset("JFMASOND<"), _short),
+    Envelope("journal-short-iso", _DIGITS | {"<"}, _iso),
+    Envelope("journal-with-unit", frozenset("MTWFS"), _full),
+    Envelope("journal-short-unix", _DIGITS, _unix),
+    Envelope("journal-short-monotonic", frozenset("["), _monotonic),
+    Envelope("syslog-5424", _DIGITS | {"<"}, _rfc5424),
+    Envelope("journal-short-iso-no-pid", _DIGITS, _iso_without_pid, weak=True),
+)

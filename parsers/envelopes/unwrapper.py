@@ -1,0 +1,287 @@
+"""Takes envelopes off line by line, however they are mixed and nested.
+
+Rules:
+
+* A strong envelope's form alone is proof (`{"log": ...}`, CRI, `host name[pid]:`, `[pod/...]`).
+* A weak one (a stamp, a gutter, stern's two words) is taken off when what is left looks like a vLLM record or
+  wears a further envelope; when the sample of lines around shows most lines wearing it; or when the line before
+  wore the very same (same form of stamp, same pod). So a foreign logger's own stamp, an access line or a
+  prompt's text stays as it is.
+* At most four layers are taken off. Parts of a cut line are joined before the next layer is looked at.
+* A line that begins with `(` or a level is a payload, at once: this is what nearly all lines cost.
+* Within a source that wears an envelope, a bare line that is no record continues the entry before it, and
+  keeps that entry's facts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from parsers.envelopes import containers, stamped, structured, syslog
+from parsers.envelopes.clock import Clock
+from parsers.envelopes.documents import Collector, Verdict, begin
+from parsers.envelopes.partials import Partials
+from parsers.envelopes.peeled import Envelope, Peeled, looks_like_record
+from parsers.lines import Line, Outer
+
+__all__ = ["SAMPLE", "Unwrapper", "unwrap"]
+
+SAMPLE = 400
+_LAYERS = 4
+_MAX_COLLECTED = 4 << 20
+_MAX_COLLECTED_LINES = 20_000
+_PLAIN = re.compile(r"\(|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :]|\Z")
+
+_ENVELOPES: tuple[Envelope, ...] = (
+    *containers.ENVELOPES[:2],
+    *syslog.ENVELOPES[:-1],
+    *stamped.ENVELOPES,
+)
+_ENVELOPES += (syslog.ENVELOPES[-1], *containers.ENVELOPES[2:])
+_BY_START: dict[str, tuple[Envelope, ...]] = {
+    start: tuple(e for e in _ENVELOPES if start in e.starts)
+    for start in sorted({c for e in _ENVELOPES for c in e.starts})
+}
+_STARTS = frozenset(_BY_START) | frozenset("{_\x1ed-itMTWFS \t")
+
+
+class _Layer:
+    """What is known of one layer of the stream: what is worn by most lines, and what the last line wore."""
+
+    __slots__ = ("last", "shape", "worn")
+
+    def __init__(self) -> None:
+        self.worn: frozenset[str] = frozenset()
+        self.last: Envelope | None = None
+        self.shape = ""
+
+
+class Unwrapper:
+    """Turns physical lines into payload lines, one stream at a time."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock if clock is not None else Clock()
+        self._layers = [_Layer() for _ in range(_LAYERS + 1)]
+        self._partials = Partials()
+        self._collector: Collector | None = None
+        self._held: list[tuple[int, str]] = []
+        self._held_size = 0
+        self._outer: Outer | None = None  # of the entry before, where bare lines may continue it
+        self._indent = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether an entry is unfinished."""
+        return self._collector is not None or bool(self._partials)
+
+    @property
+    def cut(self) -> int:
+        """Characters left out of joined lines that were too long."""
+        return self._partials.cut
+
+    def survey(self, sample: Sequence[str]) -> None:
+        """Look at some lines of the stream to see which weak envelopes most of them wear."""
+        texts: Sequence[str] = [text for text in sample if text]
+        for layer in self._layers[:_LAYERS]:
+            worn: Counter[str] = Counter()
+            proven: set[str] = set()
+            inner: list[str] = []
+            for text in texts:
+                for envelope in _BY_START.get(text[0], ()):
+                    peeled = envelope.peel(text, self._clock)
+                    if peeled is None:
+                        continue
+                    if envelope.weak:
+                        worn[envelope.name] += 1
+                        if looks_like_record(peeled.text):
+                            proven.add(envelope.name)
+                    if peeled.text:
+                        inner.append(peeled.text)
+                    if not envelope.weak:
+                        break
+            layer.worn = frozenset(
+                name for name in worn if 2 * worn[name] > len(texts) and name in proven
+            )
+            if not inner:
+                break
+            texts = inner
+
+    def feed(self, number: int, text: str) -> list[Line]:
+        """The payload lines that this physical line completes."""
+        if self._collector is not None:
+            return self._collect(number, text)
+        if _PLAIN.match(text):
+            if text:
+                self._outer, self._indent, self._layers[0].last = None, 0, None
+            return [Line(number, text, self._outer)]
+        if text[0] in _STARTS:
+            collector = begin(text)
+            if collector is not None:
+                self._collector = collector
+                return self._collect(number, text)
+        return self._single(number, text)
+
+    def wraps(self, text: str) -> bool:
+        """Whether a line wears an envelope, or begins or continues an entry of several lines."""
+        if self.busy:
+            return True
+        if _PLAIN.match(text) or text[0] not in _STARTS:
+            return False
+        before = [(layer.last, layer.shape) for layer in self._layers]
+        wraps = begin(text) is not None or bool(self._find(text, 0))
+        for layer, (last, shape) in zip(self._layers, before, strict=True):
+            layer.last, layer.shape = last, shape  # looking leaves no trace
+        return wraps or (self._outer is not None and not looks_like_record(text))
+
+    def entry(self, number: int, peeled: Peeled) -> list[Line]:
+        """The payload lines of an entry that was read elsewhere (a journal's)."""
+        return self._emit(number, peeled, None, 0)
+
+    def finish(self) -> list[Line]:
+        """What is left at the end of the stream."""
+        lines: list[Line] = []
+        if self._collector is not None:
+            lines += self._close()
+        for number, text, outer in self._partials.rest():
+            lines += self._payload(number, text, outer, 1)
+        return lines
+
+    # -- one physical line ---------------------------------------------------------------------------
+
+    def _single(self, number: int, text: str) -> list[Line]:
+        if self._indent and text[0] == " " and text.startswith(" " * self._indent):
+            return [Line(number, text[self._indent :], self._outer)]
+        found = self._find(text, 0)
+        if found:
+            lines: list[Line] = []
+            for peeled in found:
+                lines += self._emit(number, peeled, None, 0)
+            self._indent = found[-1].indent
+            self._outer = found[-1].outer if lines == [] else lines[-1].outer
+            return lines
+        if looks_like_record(text):
+            self._outer, self._indent = None, 0
+        return [Line(number, text, self._outer)]
+
+    def _emit(self, number: int, peeled: Peeled, around: Outer | None, depth: int) -> list[Line]:
+        outer = peeled.outer if around is None else _merged(around, peeled.outer)
+        if peeled.record is not None:
+            return [Line(number, peeled.text, outer, peeled.record)]
+        whole = self._partials.add(number, peeled, outer)
+        if whole is None:
+            return []
+        return self._payload(*whole, depth + 1)
+
+    def _payload(self, number: int, text: str, outer: Outer, depth: int) -> list[Line]:
+        if "\n" not in text:
+            return self._inner(number, text.rstrip("\r"), outer, depth)
+        lines: list[Line] = []
+        for part in text.removesuffix("\n").split("\n"):
+            lines += self._inner(number, part.rstrip("\r"), outer, depth)
+        return lines
+
+    def _inner(self, number: int, text: str, outer: Outer, depth: int) -> list[Line]:
+        if depth < _LAYERS and not _PLAIN.match(text):
+            found = self._find(text, depth)
+            if found:
+                lines: list[Line] = []
+                for peeled in found:
+                    lines += self._emit(number, peeled, outer, depth)
+                return lines
+        return [Line(number, text, outer)]
+
+    def _find(self, text: str, depth: int) -> list[Peeled]:
+        """The entries in a text at a layer, empty when it wears no envelope (that can be told)."""
+        layer = self._layers[depth]
+        last = layer.last
+        first = text[0]
+        if last is not None and first in last.starts:
+            peeled = last.peel(text, self._clock)
+            if peeled is not None and (not last.weak or _PLAIN.match(peeled.text)):
+                layer.shape = peeled.shape
+                return [peeled]
+        if first in "{\x1e" or text.startswith(("data: {", "[{")):
+            return structured.from_line(text, self._clock)
+        for envelope in _BY_START.get(first, ()):
+            peeled = envelope.peel(text, self._clock)
+            if peeled is not None and (
+                not envelope.weak or self._believed(envelope, peeled, depth)
+            ):
+                layer.last, layer.shape = envelope, peeled.shape
+                return [peeled]
+        layer.last = None
+        return []
+
+    def _believed(self, envelope: Envelope, peeled: Peeled, depth: int) -> bool:
+        """Whether a weak envelope is one here."""
+        layer = self._layers[depth]
+        if envelope.name in layer.worn or looks_like_record(peeled.text):
+            return True
+        if layer.last is envelope and layer.shape == peeled.shape:
+            return True
+        return (
+            bool(peeled.text) and depth + 1 < _LAYERS and bool(self._find(peeled.text, depth + 1))
+        )
+
+    # -- entries of several lines --------------------------------------------------------------------
+
+    def _collect(self, number: int, text: str) -> list[Line]:
+        collector = self._collector
+        assert collector is not None  # noqa: S101 (both callers just looked)
+        verdict = collector.take(text)
+        self._held_size += len(text)
+        too_much = self._held_size > _MAX_COLLECTED or len(self._held) > _MAX_COLLECTED_LINES
+        if verdict == Verdict.MORE and not too_much:
+            self._held.append((number, text))
+            return []
+        if verdict == Verdict.DONE:
+            self._held.append((number, text))
+            return self._close()
+        lines = self._close() if verdict == Verdict.BEFORE else self._give_back()
+        return lines + self.feed(number, text)
+
+    def _close(self) -> list[Line]:
+        """The entry that was collected, or its lines as they are when it is none."""
+        collector, held = self._collector, self._held
+        entries = collector.entries(self._clock) if collector is not None else []
+        if not entries:
+            return self._give_back()
+        self._release()
+        lines: list[Line] = []
+        for peeled in entries:
+            lines += self._emit(held[0][0], peeled, None, 0)
+        self._outer, self._indent = None, 0
+        return lines
+
+    def _give_back(self) -> list[Line]:
+        held = self._held
+        self._release()
+        lines: list[Line] = []
+        for number, text in held:
+            lines += self._single(number, text) if text else [Line(number, text)]
+        return lines
+
+    def _release(self) -> None:
+        self._collector, self._held, self._held_size = None, [], 0
+
+
+def _merged(around: Outer, inside: Outer) -> Outer:
+    """Facts of nested envelopes: the outermost's, but the innermost's time, the nearest to the process."""
+    merged = around.completed(inside)
+    return merged if inside.time_us is None else merged._replace(time_us=inside.time_us)
+
+
+def unwrap(lines: Iterable[tuple[int, str]], clock: Clock | None = None) -> Iterator[Line]:
+    """The payload lines of numbered physical lines; looks ahead by `SAMPLE` lines at the start."""
+    numbered = iter(lines)
+    head = list(islice(numbered, SAMPLE))
+    unwrapper = Unwrapper(clock)
+    unwrapper.survey([text for _, text in head])
+    for number, text in head:
+        yield from unwrapper.feed(number, text)
+    for number, text in numbered:
+        yield from unwrapper.feed(number, text)
+    yield from unwrapper.finish()
