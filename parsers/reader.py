@@ -66,19 +66,27 @@ def read_events(
             continue
         clock = clocks.setdefault(source.group, RecordClock(year, source.modified_us))
         coverage.sources.append(source.name)
-        reader = _SourceReader(source.name, source.group, clock, sessions, coverage, keep_other, include_prompts)
+        reader = _SourceReader(
+            source.name, source.group, clock, sessions, coverage, keep_other, include_prompts
+        )
         yield from reader.read(source.lines())
         coverage.bytes += source.loss.bytes
         coverage.truncated += source.loss.truncated
         if source.loss.problem is not None or source.problem is not None:
             coverage.partly = True
-            coverage.skipped_sources.append({"source": source.name, "problem": source.loss.problem or source.problem or ""})
+            coverage.skipped_sources.append(
+                {"source": source.name, "problem": source.loss.problem or source.problem or ""}
+            )
     coverage.out_of_order = sum(c.backwards for c in clocks.values())
 
 
-def read_lines(lines: Iterable[Line], coverage: Coverage, *, name: str = "-", year: int | None = None) -> Iterator[Event]:
+def read_lines(
+    lines: Iterable[Line], coverage: Coverage, *, name: str = "-", year: int | None = None
+) -> Iterator[Event]:
     """Yield the events of lines that come from nowhere in particular (a live stream, a test)."""
-    return _SourceReader(name, name, RecordClock(year), Sessions(), coverage, False, False).read(lines)
+    return _SourceReader(name, name, RecordClock(year), Sessions(), coverage, False, False).read(
+        lines
+    )
 
 
 def _skip(coverage: Coverage, source: LogSource) -> None:
@@ -142,10 +150,19 @@ class _SourceReader:
             self.coverage.foreign_lines += 1
             for engine, pattern in _OTHER_ENGINES:
                 if pattern.search(part.text):
-                    self.coverage.other_engines[engine] = self.coverage.other_engines.get(engine, 0) + 1
+                    self.coverage.other_engines[engine] = (
+                        self.coverage.other_engines.get(engine, 0) + 1
+                    )
             return
         own = record.header is None
-        bare = Record([part], None, record.process if own else None, record.pid if own else None, record.actors if own else (), record.outer)
+        bare = Record(
+            [part],
+            None,
+            record.process if own else None,
+            record.pid if own else None,
+            record.actors if own else (),
+            record.outer,
+        )
         yield self._event(bare, found, part.number, None)
 
     def _time(self, record: Record) -> datetime | None:
@@ -155,7 +172,9 @@ class _SourceReader:
             return None
         return self.clock.resolve(record.stamp, record.outer.time_us if record.outer else None)
 
-    def _event(self, record: Record, found: families.Match, number: int, time: datetime | None) -> Event:
+    def _event(
+        self, record: Record, found: families.Match, number: int, time: datetime | None
+    ) -> Event:
         self.coverage.events += 1
         fields = dict(found.fields)
         if not self.include_prompts and found.prompt_fields:
@@ -192,7 +211,11 @@ class _SourceReader:
             return
         self.coverage.unrecognized_warnings += 1
         if len(self.coverage.warning_samples) < MAX_SAMPLES:
-            sample = {"source": self.name, "line": record.number, "text": record.lines[0].text[:MAX_TEXT]}
+            sample = {
+                "source": self.name,
+                "line": record.number,
+                "text": record.lines[0].text[:MAX_TEXT],
+            }
             self.coverage.warning_samples.append(sample)
 
 
@@ -204,7 +227,9 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
     header = record.header
     if len(record.lines) > 1 and header is not None and header.level in _ERROR_LEVELS:
         for part in reversed(record.lines):
-            if families.GATE.search(part.text) and (found := families.match(part.text, prefixed=False)):
+            if families.GATE.search(part.text) and (
+                found := families.match(part.text, prefixed=False)
+            ):
                 return found, part.number, 0
     message = record.message
     if not families.GATE.search(message):
@@ -215,19 +240,27 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
     return found, record.number, 0
 
 
-def _with_tail(record: Record, found: families.Match | None, message: str) -> tuple[families.Match | None, int, int]:
+def _with_tail(
+    record: Record, found: families.Match | None, message: str
+) -> tuple[families.Match | None, int, int]:
     """A terminal or a document may have wrapped the line: take lines of the tail while they complete the message."""
     best, used = found, 0
     if len(record.lines) > 1 or (found is not None and found.family == "request"):
         return found, record.number, 0
     for count in range(1, len(record.tail) + 1):
         part = record.tail[count - 1].text
-        if not part.strip() or (families.GATE.search(part) and families.match(part, prefixed=False)):
+        if not part.strip() or (
+            families.GATE.search(part) and families.match(part, prefixed=False)
+        ):
             break
         for glue in ("", " "):
             joined = message + glue + part
             more = families.match(joined, prefixed=True) if families.GATE.search(joined) else None
-            if more is not None and _says(more) > (_says(best) if best is not None else 0) and (best is None or more.family == best.family):
+            if (
+                more is not None
+                and _says(more) > (_says(best) if best is not None else 0)
+                and (best is None or more.family == best.family)
+            ):
                 best, used, longest = more, count, joined
                 break
         else:
@@ -237,8 +270,9 @@ def _with_tail(record: Record, found: families.Match | None, message: str) -> tu
 
 
 def _says(found: families.Match) -> int:
-    """How much a match tells: its known fields, and a little for matching at all."""
-    return 1 + sum(v is not None for v in found.fields.values())
+    """How much a match tells: the fields that its family knows, and a little for matching at all."""
+    known = families.schema(found.family)
+    return 1 + sum(v is not None and k in known for k, v in found.fields.items())
 
 
 def _hide(fields: dict[str, Any], names: frozenset[str]) -> None:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Union
 
 from parsers.lines import Line, Outer
 from parsers.prefix import (
@@ -41,13 +42,15 @@ _CLIENT_CLOSE = re.compile(
     r"params: (?:Sampling|Pooling|BeamSearch)Params\(|sampling[_ ]params: |params: None|output_token_ids: |prompt_token_ids: [^,\n]*?(?:\]|None), prompt_embeds"
 )
 # First lines of messages that vLLM prints over several lines.
-_MULTILINE = re.compile(
-    r"\s*$|Memory profiling |\*\*CUDAGraph|.*Traceback \(most recent call last\)|EngineCore (?:failed|encountered|hit)"
-    r"|Exception in |[^\n]*:$"
+_OPENER = re.compile(
+    r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in "
 )
+_MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$")
 # A record may be glued to these, and to the first line of a source (which may be the end of a cut record).
 _PROGRESS = re.compile(r"(?:\d{1,3}%\|.*|.*(?:it/s|s/it|\?it/s)[^\]]{0,40}\]\s*)$")
 _ACCESS = re.compile(r"INFO: {5}\S+ - \"[A-Z]+ [^\"]*\" \d{3} ?[A-Za-z ]*$")
+
+_PlaceKey = Union["tuple[str | None, str | None, str | None, str | None]", None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,16 @@ class Record:
 
 def read_records(lines: Iterable[Line]) -> Iterator[Record]:
     """Assemble the records of one source's payload lines, in order."""
-    assembler = _Assembler()
+    # Lines of several pods may alternate: each place has its own unfinished record.
+    assemblers: dict[_PlaceKey, _Assembler] = {}
     for line in lines:
+        key = _place(line.outer)
+        assembler = assemblers.get(key)
+        if assembler is None:
+            assembler = assemblers[key] = _Assembler()
         yield from assembler.feed(line)
-    yield from assembler.end()
+    for assembler in assemblers.values():
+        yield from assembler.end()
 
 
 class _Assembler:
@@ -160,7 +169,7 @@ class _Assembler:
         message, repeated = split_repeated(message)
         part = RecordText(line.number, message)
         pending = self.pending
-        if pending is not None and self._continues(pending, header, line.outer):
+        if pending is not None and self._continues(pending, header, message, line.outer):
             pending.lines.append(part)
             pending.ended_with_cr = cr
             return
@@ -176,7 +185,9 @@ class _Assembler:
             ended_with_cr=cr,
         )
 
-    def _continues(self, pending: Record, header: Header, outer: Outer | None) -> bool:
+    def _continues(
+        self, pending: Record, header: Header, message: str, outer: Outer | None
+    ) -> bool:
         before = pending.header
         if (
             before is None
@@ -191,7 +202,7 @@ class _Assembler:
             return False
         if pending.ended_with_cr:
             return True
-        return not self.saw_cr and _MULTILINE.match(pending.lines[0].text) is not None
+        return not self.saw_cr and _opens_several(pending) and _OPENER.match(message) is None
 
     def _foreign(self, line: Line, text: str) -> Iterator[Record]:
         tags = split_tags(text)
@@ -223,7 +234,11 @@ class _Assembler:
             for held in self.held:
                 text = strip_ansi(held.text.rstrip("\r"))
                 header = parse_header(text)
-                same = header is not None and pending.header is not None and header.origin == pending.header.origin
+                same = (
+                    header is not None
+                    and pending.header is not None
+                    and header.origin == pending.header.origin
+                )
                 start = header.start if header is not None and same else 0
                 pending.lines.append(RecordText(held.number, text[start:]))
             self.held, self.held_chars = [], 0
@@ -239,8 +254,16 @@ class _Assembler:
             yield from self.feed(line)
 
 
-def _place(outer: Outer | None) -> tuple[str | None, str | None, str | None, str | None] | None:
+def _place(outer: Outer | None) -> _PlaceKey:
     return None if outer is None else (outer.host, outer.unit, outer.pod, outer.container)
+
+
+def _opens_several(pending: Record) -> bool:
+    """Whether the record's first line promises more. A logo begins and ends with an empty line."""
+    first = pending.lines[0].text
+    if not first.strip():
+        return len(pending.lines) == 1 or bool(pending.lines[-1].text.strip())
+    return _OPENER.match(first) is not None or _MULTILINE.match(first) is not None
 
 
 def _is_open(record: Record) -> bool:
@@ -273,10 +296,21 @@ def _from_json(line: Line) -> Record:
     """A record of vLLM's JSON formatter (0.32.0 on): the stream itself gives level, time and process."""
     found = line.record
     assert found is not None  # noqa: S101
-    stamp = (1, 1, 0, 0, 0) if found.time is None else (found.time.month, found.time.day, found.time.hour, found.time.minute, found.time.second)
+    stamp = (
+        (1, 1, 0, 0, 0)
+        if found.time is None
+        else (
+            found.time.month,
+            found.time.day,
+            found.time.hour,
+            found.time.minute,
+            found.time.second,
+        )
+    )
     message, repeated = split_repeated(strip_ansi(found.message.replace("\r\n", "\n")))
     header = None
     if found.level is not None:
         header = Header(found.level, stamp, found.logger or "", 0, found.process, found.pid)
-    record = Record([RecordText(line.number, message)], header, found.process, found.pid, (), line.outer, repeated)
+    parts = [RecordText(line.number, text) for text in message.split("\n")]
+    record = Record(parts, header, found.process, found.pid, (), line.outer, repeated)
     return replace(record, moment=found.time)

@@ -1,0 +1,183 @@
+"""A server's configuration as its log tells it: each setting with the basis of its value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["SETTINGS", "Configuration", "SettingError", "gather", "parse_settings"]
+
+SETTINGS: dict[str, type] = {
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "num_blocks": int,
+    "block_size": int,
+    "max_model_len": int,
+    "policy": str,
+    "enable_chunked_prefill": bool,
+    "enable_prefix_caching": bool,
+    "long_prefill_token_threshold": int,
+    "watermark": float,
+    "gpu_memory_utilization": float,
+    "kv_cache_dtype": str,
+    "tensor_parallel_size": int,
+    "pipeline_parallel_size": int,
+}
+"""The keys of `--set` that describe a server, in the order in which they are shown."""
+
+SCENARIO_SETTINGS: dict[str, type] = {"replicas": int, "arrival_scale": float}
+
+# What vLLM calls a setting -> what it is called here. Later sources overrule earlier ones.
+_ALIASES = {
+    "scheduling_policy": "policy",
+    "max_seq_len": "max_model_len",
+    "auto_fit_max_model_len": "max_model_len",
+    "num_gpu_blocks_override": "num_blocks",
+    "num_gpu_blocks": "num_blocks",
+}
+_MORE = (
+    "async_scheduling",
+    "swap_space",
+    "preemption_mode",
+    "scheduler_reserve_full_isl",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills",
+    "scheduler_delay_factor",
+    "num_cpu_blocks",
+    "data_parallel_size",
+    "speculative_config",
+    "speculative_model",
+    "enable_lora",
+    "kv_transfer_config",
+    "decode_context_parallel_size",
+    "device",
+    "platform",
+    "model",
+    "quantization",
+    "enforce_eager",
+)
+
+
+class SettingError(ValueError):
+    """A `--set` that is none; the text lists the keys that are known."""
+
+
+@dataclass(slots=True)
+class Configuration:
+    """Values and their basis; a setting that is not known is None. `more` holds facts beside the settings."""
+
+    values: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(SETTINGS))
+    basis: dict[str, str] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def set(self, name: str, value: Any, basis: str) -> None:
+        """Note a value, unless it is none of the setting's kind."""
+        fitted = _fit(name, value)
+        if fitted is not None:
+            self.values[name] = fitted
+            self.basis[name] = basis
+
+
+def gather(rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any] | None = None) -> Configuration:
+    """Read a run's `startup` and `kv_sizing` rows (dicts of fields) in their order; `given` overrules what the log says."""
+    found = Configuration()
+    for row in rows:
+        for name, value in _flat(row):
+            if value is None:
+                continue
+            key = _ALIASES.get(name, name)
+            if key in SETTINGS:
+                found.set(key, value, "measured")
+            elif key in _MORE and value is not None:
+                found.more[key] = value
+    for name, value in (given or {}).items():
+        if name in SETTINGS:
+            found.set(name, value, "given")
+    return found
+
+
+def _flat(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The row's fields, its `args`, and what the frame kept as JSON in `extra`; the explicit arguments last."""
+    yield from ((k, v) for k, v in row.items() if k not in ("args", "extra"))
+    for name in ("extra", "args"):
+        value = row.get(name)
+        if isinstance(value, str) and value.startswith("{"):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                continue
+        if isinstance(value, Mapping):
+            nested = value.get("args")
+            yield from ((k, v) for k, v in value.items() if not isinstance(v, (dict, list)))
+            if isinstance(nested, Mapping):
+                yield from nested.items()
+
+
+def _fit(name: str, value: Any) -> Any:
+    kind = SETTINGS[name]
+    if kind is bool:
+        return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower())
+    if kind is str:
+        text = str(value)
+        return text if text and text != "None" else None
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    if number != number or number < 0:
+        return None
+    return int(number) if kind is int else number
+
+
+def parse_settings(pairs: Iterable[str], *, scenario: bool = False) -> dict[str, Any]:
+    """Read `KEY=VALUE` texts of `--set`.
+
+    With `scenario` also `replicas` and `arrival_scale`. Raises SettingError for an unknown key or a value of the wrong kind.
+    """
+    known = {**SETTINGS, **(SCENARIO_SETTINGS if scenario else {})}
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, sep, text = pair.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        name = _ALIASES.get(name, name)
+        if not sep or name not in known:
+            raise SettingError(f"--set {pair}: unknown setting; write KEY=VALUE with one of {', '.join(known)}")
+        found[name] = _parse_value(name, text.strip(), known[name], pair)
+    return found
+
+
+def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
+    if kind is str:
+        return text
+    if kind is bool:
+        value = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}.get(text.lower())
+        if value is None:
+            raise SettingError(f"--set {pair}: {name} is true or false")
+        return value
+    try:
+        number = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        raise SettingError(f"--set {pair}: {name} is a number") from None
+    if number != number or number in (float("inf"), float("-inf")) or number < 0 or (number == 0 and name in _POSITIVE):
+        raise SettingError(f"--set {pair}: {name} is a number above 0")
+    if kind is int and number != int(number):
+        raise SettingError(f"--set {pair}: {name} is a whole number")
+    return int(number) if kind is int else number
+
+
+_POSITIVE = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_blocks",
+    "block_size",
+    "max_model_len",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "replicas",
+    "arrival_scale",
+    "gpu_memory_utilization",
+)
