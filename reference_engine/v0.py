@@ -88,7 +88,7 @@ class V0Scheduler:
         Raises:
             SchedulerFailedError: the real scheduler raises here.
         """
-        turn = Turn(self.config, now)
+        turn = Turn(self.config, now, self.looks_up)
         if self.chunked:
             self._schedule_chunked(turn)
         else:
@@ -131,14 +131,16 @@ class V0Scheduler:
             self._swap_in(turn)
         self._admit(turn)
         self.waiting.extendleft(turn.preempted)
-        self.running.extend(turn.swapped_decodes)
-        self.running.extend(state for state, _tokens in turn.swapped_prefills)
-        self.running.extend(turn.decodes)
         running_prefills = turn.running_prefills
         if self.profile.partial_prefills:  # those that finish in this step come first
             running_prefills = sorted(running_prefills, key=lambda c: c[0].uncomputed != c[1])
-        self.running.extend(state for state, _tokens in running_prefills)
-        self.running.extend(state for state, _tokens in turn.prefills)
+        new = [state for state, _tokens in turn.prefills]
+        walked = turn.decodes + [state for state, _tokens in running_prefills]
+        back = turn.swapped_decodes + [state for state, _tokens in turn.swapped_prefills]
+        if self.profile.new_prefills_first:
+            self.running.extend(new + walked + back)
+        else:
+            self.running.extend(back + walked + new)
         self.swapped.extend(turn.swapped_out)
 
     def _share_budget(self, turn: Turn) -> None:
@@ -258,7 +260,7 @@ class V0Scheduler:
 
     def _admit(self, turn: Turn) -> None:
         """Admit prompts from the head; all blocks of a prompt are taken at once, its chunk may be shorter."""
-        if turn.tokens >= self.config.max_num_batched_tokens:
+        if self.profile.partial_prefills and turn.tokens >= self.config.max_num_batched_tokens:
             turn.blocked = "budget" if self.waiting else None
             return
         passed_over: list[V0State] = []

@@ -28,7 +28,7 @@ class V0Memory:
         )
         self.watermark = int(WATERMARK * config.num_blocks)
         self.block_size = config.block_size
-        self.swap_counts_all_blocks = profile.swap_counts_all_blocks
+        self.first_manager = profile.first_block_manager
 
     def room_for(self, state: V0State) -> str:
         """Whether all blocks of a prompt fit above the watermark: "now", "later" or "never". Hits do not help."""
@@ -78,13 +78,15 @@ class V0Memory:
         A later chunk of a prompt appends nothing, and still counts as touching a partly filled last block
         (0.8.5, `core/block/block_table.py`).
         """
+        if self.first_manager:
+            return 1
         if state.in_prefill and state.seen % self.block_size == 0:
             return 0
         return 1
 
     def _blocks_to_swap(self, state: V0State, *, to_gpu: bool) -> int:
         """Blocks that a swap is expected to take: the full ones and what the next append touches."""
-        if self.swap_counts_all_blocks:
+        if self.first_manager:
             return state.held + (1 if to_gpu else 0)
         pool = self.gpu if to_gpu else self.cpu
         return pool.full_blocks_touched(state) + self._blocks_to_append(state)

@@ -16,16 +16,20 @@ class V0Profile:
     `padded_prefill`: a prefill batch costs its longest prompt times its prompts, and may waste 256 tokens on padding.
     `ignored_ends_step`: a step that ignored a prompt schedules nothing else.
     `sorted_by_arrival`: running and swapped are sorted by arrival in each step; later releases keep the queue's order.
-    `swap_counts_all_blocks`: swapping counts the partly filled block too (block manager v1).
+    `first_block_manager`: an append always wants a free block, and swapping in all held blocks and one
+    (`core/block_manager_v1.py`).
+    `new_prefills_first`: the running queue of chunked mode begins with the new prefills, later it ends with them.
     `chunked`, `priority`, `partial_prefills`: the release has chunked prefill, the priority policy, and several
-    partial prefills at once.
-    `mode_selectable`: `preemption_mode` is an option. `hits_cost_nothing`: cached tokens do not count in the budget.
+    partial prefills at once (from then on a step without budget does not look at the waiting queue either).
+    `mode_selectable`: `preemption_mode` is an option. `hits_cost_nothing`: cached tokens do not count in the budget,
+    and a chunk is rounded down to whole blocks with prefix caching.
     """
 
     padded_prefill: bool = False
     ignored_ends_step: bool = False
     sorted_by_arrival: bool = False
-    swap_counts_all_blocks: bool = False
+    first_block_manager: bool = False
+    new_prefills_first: bool = False
     chunked: bool = True
     priority: bool = True
     partial_prefills: bool = True
@@ -37,14 +41,23 @@ _SINCE: tuple[tuple[tuple[int, int, int], dict[str, bool]], ...] = (
     # seen in the wheels of 0.2.7, 0.4.2, 0.5.5, 0.6.6 and 0.8.5; the releases in between by their change notes
     ((0, 4, 0), {"padded_prefill": False, "ignored_ends_step": False, "chunked": True}),
     ((0, 5, 5), {"sorted_by_arrival": False, "mode_selectable": True}),
-    ((0, 6, 4), {"swap_counts_all_blocks": False, "priority": True, "hits_cost_nothing": True}),
+    (
+        (0, 6, 4),
+        {
+            "first_block_manager": False,
+            "new_prefills_first": False,
+            "priority": True,
+            "hits_cost_nothing": True,
+        },
+    ),
     ((0, 7, 3), {"partial_prefills": True}),
 )
 _OLDEST = {
     "padded_prefill": True,
     "ignored_ends_step": True,
     "sorted_by_arrival": True,
-    "swap_counts_all_blocks": True,
+    "first_block_manager": True,
+    "new_prefills_first": True,
     "chunked": False,
     "priority": False,
     "partial_prefills": False,

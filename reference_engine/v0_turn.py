@@ -31,13 +31,15 @@ class Turn:
     """The decisions of one `schedule()` call so far.
 
     `tokens` and `seats` are what is used of the budget (cached tokens cost nothing). `share` is the longest chunk
-    where several partial prefills divide the budget (None: no limit), `long_prefills` the long ones among them.
+    where several partial prefills divide the budget (None: no limit), `long_prefills` the long ones among them;
+    `whole_blocks`: chunks are rounded down to whole blocks.
     `forced` and `forced_out` are victims of the priority policy (recomputed, swapped out), `preempted` and
     `swapped_out` those of a block shortage. `blocked` is why admission stopped.
     """
 
     config: EngineConfig
     now: float
+    whole_blocks: bool = False
     tokens: int = 0
     seats: int = 0
     share: int | None = None
@@ -61,10 +63,10 @@ class Turn:
         return bool(self.preempted or self.swapped_out)
 
     def chunk(self, wanted: int) -> int:
-        """What of `wanted` fits into the budget; with prefix caching in whole blocks, also for decodes."""
+        """What of `wanted` fits into the budget, also for decodes."""
         left = self.config.max_num_batched_tokens - self.tokens
         share = left if self.share is None else self.share
-        if self.config.enable_prefix_caching:
+        if self.whole_blocks:
             left = min(left, share) // self.config.block_size * self.config.block_size
         return min(wanted, left, share)
 
