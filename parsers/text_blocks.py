@@ -15,7 +15,7 @@ __all__ = ["MAX_LINE", "TextBlock", "is_binary", "text_blocks", "transcoded"]
 MAX_LINE = 1 << 20
 _SAMPLE = 1 << 13
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
-_CARRIAGE_RETURNS = re.compile(rb"\r+\n")
+_CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
 
 
 class TextBlock(NamedTuple):
@@ -94,4 +94,7 @@ def _clean(data: bytes, loss: Loss, *, cut: bool) -> bytes:
         loss.truncated += 1
         loss.bytes += end - MAX_LINE
         data = data[:MAX_LINE] + data[end:]
-    return _CARRIAGE_RETURNS.sub(b"\n", data) if b"\r\n" in data else data
+    data = data.replace(b"\r\n", b"\n")
+    return (
+        _CARRIAGE_RETURNS.sub(b"\n", data) if b"\r\n" in data else data
+    )  # a terminal doubled them

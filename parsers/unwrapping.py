@@ -22,7 +22,9 @@ __all__ = ["is_newest_first", "turned_round", "unwrapped"]
 Piece = TextBlock | list[Line]
 
 # A line that does not begin as vLLM's records do: it may wear an envelope, and is looked at.
-_UNUSUAL = re.compile(rb"^(?![(\n]|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :])[^\n]+", re.M)
+# The line feed before it makes the search run at the speed of a search for one byte.
+_UNUSUAL = re.compile(rb"\n(?![(\n]|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :])([^\n]+)")
+_SAMPLED_BYTES = 1 << 15
 _EXPORT = re.compile(rb"(?:__[A-Z_]+=[^\n]*\n)+[A-Z_]")
 
 
@@ -59,11 +61,10 @@ def unwrapped(
 def _is_plain(block: TextBlock, unwrapper: Unwrapper) -> bool:
     if unwrapper.busy:
         return False
-    lines = (text for _, text in block.numbered())
-    sample = list(islice(lines, SAMPLE))
-    unwrapper.survey(sample)
-    return not any(
-        unwrapper.wraps(found[0].decode("utf-8", "replace"))
+    head = block.data[:_SAMPLED_BYTES].decode("utf-8", "replace").split("\n")
+    unwrapper.survey(head[:SAMPLE])
+    return not unwrapper.wraps(head[0]) and not any(
+        unwrapper.wraps(found[1].decode("utf-8", "replace"))
         for found in _UNUSUAL.finditer(block.data)
     )
 

@@ -9,12 +9,11 @@ from zoneinfo import ZoneInfo
 __all__ = ["ISO", "Clock", "zone_of"]
 
 # A pattern's piece: 2026-05-08T17:47:03.906123+00:00 and its relatives; group names would clash where two are used.
-ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?Z| ?[+-]\d\d:?\d\d| UTC)?"
-
-_ISO_PARTS = re.compile(
-    r"(?P<day>\d{4}-\d\d-\d\d)[T ](?P<minute>\d\d:\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
-    r" ?(?P<zone>Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)?"
+ISO = (
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?Z| ?[+-]\d\d:?\d\d|[+-]\d\d| UTC| GMT)?"
 )
+
+_ISO_AT_START = re.compile(ISO)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)?\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -31,33 +30,35 @@ class Clock:
     def __init__(self, zone: str | None = None, reference_us: int | None = None) -> None:
         self.zone = zone_of(zone)
         self.reference_us = reference_us
-        self._minutes: dict[tuple[str, str, str | None], int | None] = {}
+        self._minutes: dict[str, int | None] = {}
 
     def iso(self, text: str) -> int | None:
         """Microseconds of an ISO 8601 stamp with `T` or a space; None when it is no time."""
-        found = _ISO_PARTS.match(text)
-        if found is None:
-            return None
-        day, minute, second, fraction, zone = found.groups()
-        key = (day, minute, zone)
+        found = _ISO_AT_START.match(text)
+        return self.stamp(found[0]) if found is not None else None
+
+    def stamp(self, text: str) -> int | None:
+        """Microseconds of a text that `ISO` matched as a whole."""
+        tail = text[19:]
+        zone = tail.lstrip(".,0123456789")
+        fraction = tail[1 : len(tail) - len(zone)]
+        key = text[:16] + zone
         if key in self._minutes:
             start = self._minutes[key]
         else:
             if len(self._minutes) > 512:  # a log walks through time: only the last minutes matter
                 self._minutes.clear()
-            start = self._minutes[key] = self._minute(day, minute, zone)
+            start = self._minutes[key] = self._minute(text[:10], text[11:16], zone.strip())
         if start is None:
             return None
-        return (
-            start + int(second) * 1_000_000 + (int(fraction.ljust(6, "0")[:6]) if fraction else 0)
-        )
+        return start + int(text[17:19]) * 1_000_000 + int(fraction.ljust(6, "0")[:6] or 0)
 
-    def _minute(self, day: str, minute: str, zone: str | None) -> int | None:
+    def _minute(self, day: str, minute: str, zone: str) -> int | None:
         try:
             local = datetime(
                 int(day[:4]), int(day[5:7]), int(day[8:]), int(minute[:2]), int(minute[3:])
             )
-            if zone is None:
+            if not zone:
                 aware = local.replace(tzinfo=self.zone)
             elif zone in ("Z", "UTC", "GMT"):
                 aware = local.replace(tzinfo=timezone.utc)

@@ -43,7 +43,7 @@ def _cri(text: str, clock: Clock) -> Peeled | None:
     found = _CRI.match(text)
     if found is None:
         return None
-    outer = Outer("cri", clock.iso(found["iso"]), stream=found["stream"])
+    outer = Outer("cri", clock.stamp(found["iso"]), stream=found["stream"])
     return Peeled(outer, text[found.end() :], partial=found["tag"] == "P")
 
 

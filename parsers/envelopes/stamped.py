@@ -54,7 +54,7 @@ def _stamp(text: str, clock: Clock) -> Peeled | None:
     if found is None:
         return None
     iso = found["iso"]
-    return Peeled(Outer("timestamp", clock.iso(iso)), text[found.end() :], shape=_shape(iso))
+    return Peeled(Outer("timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso))
 
 
 def _bracketed(text: str, clock: Clock) -> Peeled | None:
@@ -63,7 +63,7 @@ def _bracketed(text: str, clock: Clock) -> Peeled | None:
         return None
     iso = found["iso"]
     return Peeled(
-        Outer("bracketed-timestamp", clock.iso(iso)), text[found.end() :], shape=_shape(iso)
+        Outer("bracketed-timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso)
     )
 
 
@@ -73,7 +73,7 @@ def _viewer(text: str, clock: Clock) -> Peeled | None:
         return None
     label = found["label"].strip("[]")
     outer = Outer(
-        "viewer", clock.iso(found["iso"]), stream=label if label.startswith("std") else None
+        "viewer", clock.stamp(found["iso"]), stream=label if label.startswith("std") else None
     )
     return Peeled(outer, text[found.end() :], shape=_shape(found["iso"]))
 
@@ -85,7 +85,7 @@ def _logcli(text: str, clock: Clock) -> Peeled | None:
     labels: dict[str, str] = dict(_LABEL.findall(found["labels"]))
     outer = Outer(
         "loki",
-        clock.iso(found["iso"]),
+        clock.stamp(found["iso"]),
         host=labels.get("node_name")
         or labels.get("node")
         or labels.get("host")
@@ -102,7 +102,7 @@ def _stream(text: str, clock: Clock) -> Peeled | None:
     found = _STREAM.match(text)
     if found is None:
         return None
-    outer = Outer("cloudwatch", clock.iso(found["iso"]), container=found["stream"])
+    outer = Outer("cloudwatch", clock.stamp(found["iso"]), container=found["stream"])
     return Peeled(outer, text[found.end() :], shape=found["stream"])
 
 
@@ -110,7 +110,9 @@ def _table(text: str, clock: Clock) -> Peeled | None:
     found = _TABLE.match(text)
     if found is None:
         return None
-    return Peeled(Outer("table", clock.iso(found["iso"]), host=found["host"]), text[found.end() :])
+    return Peeled(
+        Outer("table", clock.stamp(found["iso"]), host=found["host"]), text[found.end() :]
+    )
 
 
 def _quote(text: str, clock: Clock) -> Peeled | None:

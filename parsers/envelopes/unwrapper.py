@@ -156,6 +156,10 @@ class Unwrapper:
             return [Line(number, text[self._indent :], self._outer)]
         found = self._find(text, 0)
         if found:
+            first = found[0]
+            if len(found) == 1 and _PLAIN.match(first.text) and self._is_whole(first):
+                self._outer, self._indent = first.outer, first.indent
+                return [Line(number, first.text, first.outer)]
             lines: list[Line] = []
             for peeled in found:
                 lines += self._emit(number, peeled, None, 0)
@@ -165,6 +169,12 @@ class Unwrapper:
         if looks_like_record(text):
             self._outer, self._indent = None, 0
         return [Line(number, text, self._outer)]
+
+    def _is_whole(self, peeled: Peeled) -> bool:
+        """Whether an entry is one payload line, neither cut nor a formatter's record."""
+        if peeled.partial or peeled.record is not None or self._partials:
+            return False
+        return "\n" not in peeled.text and "\r" not in peeled.text
 
     def _emit(self, number: int, peeled: Peeled, around: Outer | None, depth: int) -> list[Line]:
         outer = peeled.outer if around is None else _merged(around, peeled.outer)
