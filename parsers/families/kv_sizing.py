@@ -72,8 +72,9 @@ def _suggestion(template: str, text: str) -> Fields | None:
         used = compile_template(_SUGGEST_BYTES).read(text[at:])
         if used is not None:
             value = used["available_kv_cache_gib"]
-            too_many = isinstance(value, float) and value > 1 << 20  # printed in bytes after all
-            fields["available_kv_cache_gib"] = value / (1 << 30) if too_many else value
+            if isinstance(value, float) and value > 1 << 20:  # bytes indeed
+                value /= 1 << 30
+            fields["available_kv_cache_gib"] = value
     return fields
 
 
