@@ -6,10 +6,13 @@ a skipped test is then a failed one, so that a missing tool cannot pass for a pa
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +53,22 @@ def sample_v0() -> Path:
 def sample_start_failed() -> Path:
     """A V1 server (0.32.0) that did not start: one full request does not fit into its KV cache."""
     return SAMPLES / "v1-start-failed.log"
+
+
+@pytest.fixture
+def report_analysis() -> dict[str, Any]:
+    """An analysis as `analyze --json` gives it, of the sample under pressure, with a replay."""
+    loaded: dict[str, Any] = json.loads(
+        (DATA / "report" / "analysis.json").read_text(encoding="utf-8")
+    )
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def report_frames() -> dict[str, pl.DataFrame]:
+    """The frames that belong to `report_analysis`: statistics, and what the replay gives."""
+    files = sorted((DATA / "report").glob("*.csv"))
+    return {path.stem: pl.read_csv(path, try_parse_dates=True) for path in files}
 
 
 def _fail_instead(report: pytest.TestReport | pytest.CollectReport) -> None:
