@@ -9,7 +9,7 @@ from .errors import NoProgressError
 from .steps import Iteration, RequestId, Scheduler, Step
 from .workload import Request
 
-__all__ = ["GUARD_STEPS", "EngineLoop", "drive"]
+__all__ = ["GUARD_STEPS", "EngineLoop", "ProgressGuard", "drive"]
 
 GUARD_STEPS = 1000
 
@@ -24,7 +24,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.depth = 2 if scheduler.config.async_scheduling else 1
         self.in_flight: deque[Step] = deque()
-        self._guard = _Guard()
+        self._guard = ProgressGuard()
 
     @property
     def idle(self) -> bool:
@@ -50,7 +50,7 @@ class EngineLoop:
         return iteration
 
 
-class _Guard:
+class ProgressGuard:
     """Ends a run in which no request finishes and no new token is computed or delivered for `GUARD_STEPS` turns."""
 
     def __init__(self) -> None:

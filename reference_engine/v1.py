@@ -298,10 +298,10 @@ class V1Scheduler:
             self.pool.register(state, full)
 
     def _drop(self, state: RequestState) -> None:
-        if state.status == "running":
+        was, state.status = state.status, "finished"
+        if was == "running":
             self.running.remove(state)
             self.pool.release(state)
         else:
             self.waiting.remove(state)
-        state.status = "finished"
         del self.states[state.id]
