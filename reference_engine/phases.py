@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from .steps import RequestId, Step
 
@@ -32,13 +32,14 @@ class _Lane:
     name: str
     since: float
     reached: int = 0
+    past: list[Phase] = field(default_factory=list)
 
 
 class PhaseTracker:
     """Collects phases. A phase lasts until the next begins, so those of a request add up to its life.
 
     `recompute` are steps that begin below a position which the request had computed before; a step that goes past it
-    counts as recompute as a whole.
+    counts as recompute as a whole. Requests stand in `phases` in the order in which they ended.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class PhaseTracker:
         self._lanes[request_id] = _Lane(prompt_tokens, "queued", at)
 
     def step(self, step: Step, at: float) -> None:
-        """A step was decided at time `at` (its start)."""
+        """A step begins at time `at`, which may lie ahead while another batch is in flight."""
         for request_id in (*step.preempted, *step.swapped_out):
             self._enter(request_id, "preempted", at)
         for request_id, (start, end) in step.spans.items():
@@ -66,11 +67,16 @@ class PhaseTracker:
         self.end(step.ignored, at)
 
     def end(self, request_ids: Iterable[RequestId], at: float) -> None:
-        """Requests finished, were aborted or refused at time `at`."""
+        """Requests finished, were aborted or refused at time `at`; what was to begin later did not."""
         for request_id in request_ids:
             lane = self._lanes.pop(request_id, None)
-            if lane is not None:
-                self._close(request_id, lane, at)
+            if lane is None:
+                continue
+            lane.past.append(Phase(request_id, lane.name, lane.since, at))
+            for phase in lane.past:
+                end = min(phase.end_s, at)
+                if end > phase.start_s:
+                    self.phases.append(replace(phase, end_s=end))
 
     def close(self, at: float) -> None:
         """The replay ended; lanes that are still open end here."""
@@ -80,9 +86,5 @@ class PhaseTracker:
         lane = self._lanes.get(request_id)
         if lane is None or lane.name == name:
             return
-        self._close(request_id, lane, at)
+        lane.past.append(Phase(request_id, lane.name, lane.since, at))
         lane.name, lane.since = name, at
-
-    def _close(self, request_id: RequestId, lane: _Lane, at: float) -> None:
-        if at > lane.since:
-            self.phases.append(Phase(request_id, lane.name, lane.since, at))

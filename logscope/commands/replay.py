@@ -1,0 +1,118 @@
+"""`logscope replay`: workloads and golden traces through the reference engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from logscope.errors import LogscopeError
+from logscope.options import display_options
+
+if TYPE_CHECKING:
+    from logscope.replaying import JobResult
+
+__all__ = ["command"]
+
+_FILE = click.Path(path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("replay")
+@click.argument("workloads", nargs=-1, required=True, type=_FILE, metavar="WORKLOAD...")
+@click.option(
+    "--config",
+    "config_file",
+    type=_FILE,
+    metavar="FILE",
+    help="Engine and clock as JSON; replaces what a workload file says itself.",
+)
+@click.option(
+    "--steps-dir",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Write each step's decisions to DIR/<folder>__<name>.jsonl.",
+)
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the results as JSON.")
+@click.option(
+    "--frames", type=_FOLDER, metavar="DIR", help="Write steps.parquet and requests.parquet."
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a trace for Perfetto or chrome://tracing (one workload).",
+)
+@display_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    workloads: tuple[Path, ...],
+    config_file: Path | None,
+    steps_dir: Path | None,
+    json_target: str | None,
+    frames: Path | None,
+    trace: Path | None,
+    quiet: bool,
+    verbose: bool,
+    color: str,
+) -> None:
+    """Replay workloads in the reference engine: vLLM's scheduler, step by step, on a virtual clock.
+
+    WORKLOAD: golden traces, requests as JSON Lines beside --config, Mooncake JSON Lines, Azure, Vidur or BurstGPT
+    CSV, vLLM benchmark datasets or detailed results; gzip or plain.
+
+    \b
+    Example:
+      logscope replay requests.jsonl --config engine.json --trace replay.json
+    """
+    from logscope.replaying import open_job, read_config, run_job
+    from reference_engine.errors import EngineError
+
+    if trace is not None and len(workloads) > 1:
+        raise LogscopeError("--trace shows one workload: name a single file")
+    given = read_config(config_file) if config_file is not None else None
+    results = []
+    failed = False
+    for path in workloads:
+        try:
+            result = run_job(open_job(path, given), steps_dir, trace)
+        except EngineError as error:
+            failed = True
+            click.echo(f"logscope: {_named(path, error)}", err=True)
+            continue
+        results.append(result)
+        failed = failed or result.error is not None
+        if not quiet:
+            _tell(path, result)
+    _write(results, json_target, frames, color)
+    if failed:
+        ctx.exit(4 if results else 3)
+
+
+def _named(path: Path, error: Exception) -> str:
+    text = str(error)
+    return text if text.startswith(str(path)) else f"{path}: {text}"
+
+
+def _tell(path: Path, result: JobResult) -> None:
+    for note in result.job.notes:
+        click.echo(f"logscope: {path}: {note}", err=True)
+    if result.error is not None:
+        click.echo(f"logscope: {path}: the replay ends early: {result.error}", err=True)
+
+
+def _write(
+    results: list[JobResult], json_target: str | None, frames: Path | None, color: str
+) -> None:
+    from logscope.replay_output import print_results, results_json, write_frames
+
+    if frames is not None and results:
+        write_frames(frames, results)
+    if json_target is not None:
+        from logscope.options import write_json
+
+        write_json(results_json(results), json_target)
+    if json_target != "-":
+        print_results(results, color)
