@@ -63,7 +63,8 @@ def _is_plain(block: TextBlock, unwrapper: Unwrapper) -> bool:
         return False
     head = block.data[:_SAMPLED_BYTES].decode("utf-8", "replace").split("\n")
     unwrapper.survey(head[:SAMPLE])
-    return not unwrapper.wraps(head[0]) and not any(
+    first = block.data.partition(b"\n")[0].decode("utf-8", "replace")
+    return not unwrapper.wraps(first) and not any(
         unwrapper.wraps(found[1].decode("utf-8", "replace"))
         for found in _UNUSUAL.finditer(block.data)
     )
