@@ -1,0 +1,275 @@
+"""The HTML report in a real browser: it draws without an error or a network, copies, prints, and hostile text is text."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from conftest import DATA, NO_BROWSER
+from test_report_html import HOSTILE, everywhere
+
+from logscope.report.html import write_html
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the playwright package is not installed"
+)
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+VIEWS = {
+    "light": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "dark"},
+    "narrow": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
+}
+Opening = Callable[..., "Opened"]
+NO_SCRIPT = "The chart needs JavaScript; the table below holds its numbers."
+AXE = gzip.decompress((DATA / "axe" / "axe-4.14.1.min.js.gz").read_bytes()).decode()
+
+
+class Opened:
+    """A page opened from a file, offline, with everything it complained about or asked the network for."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(offline=True, **options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}"))
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.on(
+            "dialog", lambda d: (self.complaints.append(f"dialog: {d.message}"), d.dismiss())
+        )
+        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.page.goto(path.as_uri())
+
+    def drawn(self) -> Any:
+        """The page with all its charts drawn."""
+        self.page.wait_for_selector("html[data-charts=ready]", timeout=15_000)
+        return self.page
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait for a JavaScript condition (playwright's own wait evaluates text, which the page's policy forbids)."""
+    for _ in range(100):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never: {condition}")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opening(browser: Any) -> Iterator[Callable[..., Opened]]:
+    """Opens a report with the options of a browser context; all of them are closed at the end."""
+    opened: list[Opened] = []
+
+    def opening(path: Path, **options: Any) -> Opened:
+        opened.append(Opened(browser, path, **options))
+        return opened[-1]
+
+    yield opening
+    for page in opened:
+        page.context.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of tests/data/report, once for all tests that only look at it."""
+    import json
+
+    analysis = json.loads((DATA / "report" / "analysis.json").read_text(encoding="utf-8"))
+    frames = {p.stem: pl.read_csv(p, try_parse_dates=True) for p in (DATA / "report").glob("*.csv")}
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    write_html(analysis, frames, out)
+    return out
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_it_opens_offline_without_a_complaint(
+    view: str, opening: Opening, report: Path, tmp_path: Path
+) -> None:
+    opened = opening(report, **VIEWS[view])
+    page = opened.drawn()
+    assert opened.complaints == []
+    assert opened.requests == [report.as_uri()]
+    assert page.locator(".plot .main-svg").count() >= 4
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture = page.screenshot(path=tmp_path / f"{view}.png", full_page=True)
+    assert len(picture) > 50_000
+
+
+def test_it_opens_in_two_seconds(opening: Opening, report: Path) -> None:
+    before = time.perf_counter()
+    opening(report).drawn()
+    assert time.perf_counter() - before < 6  # 2 s alone; a loaded machine with two cores gets more
+
+
+def test_the_first_screen_holds_the_answer(opening: Opening, report: Path) -> None:
+    page = opening(report, **VIEWS["light"]).drawn()
+    for selector in ("#verdict", ".numbers", ".advice .flag", ".advice .effects", ".coverage"):
+        box = page.locator(selector).first.bounding_box()
+        assert box["y"] + box["height"] <= 860, selector
+
+
+def test_the_copy_button_copies_the_flag(opening: Opening, report: Path) -> None:
+    opened = opening(report, permissions=["clipboard-read", "clipboard-write"])
+    page = opened.drawn()
+    page.locator("button.copy").first.click()
+    until(page, "document.getElementById('copied').textContent !== ''")
+    assert page.locator("#copied").text_content() == "Copied --max-num-seqs 12"
+    assert page.evaluate("navigator.clipboard.readText()") == "--max-num-seqs 12"
+    assert opened.complaints == []
+
+
+def test_a_chart_zooms_and_comes_back(opening: Opening, report: Path) -> None:
+    page = opening(report, **VIEWS["light"]).drawn()
+    plot = page.locator(".plot[id^=timeline-]").first
+    plot.scroll_into_view_if_needed()
+    read = "document.querySelector('.plot').layout.xaxis.range.map(x => new Date(x).getTime())"
+    before = page.evaluate(read)
+    box = plot.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(400)
+    zoomed = page.evaluate(read)
+    assert 0.2 < (zoomed[1] - zoomed[0]) / (before[1] - before[0]) < 0.4
+    page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(400)
+    assert page.evaluate(read) == before
+
+
+def test_curve_and_table_show_the_same_numbers(opening: Opening, report: Path) -> None:
+    page = opening(report).drawn()
+    figure = page.locator("figure", has=page.locator(".plot[id^=timeline-]"))
+    rows = figure.locator("tbody tr").evaluate_all(
+        "rows => rows.map(r => [...r.cells].map(c => c.textContent))"
+    )
+    drawn = page.evaluate(
+        "document.querySelector('.plot').data.filter(t => t.name === 'Waiting')[0].y"
+    )
+    assert [float(row[2]) for row in rows] == drawn
+
+
+def test_the_colours_follow_the_screen(opening: Opening, report: Path) -> None:
+    page = opening(report, **VIEWS["light"]).drawn()
+    read = "document.querySelector('.plot').data[0].line.color"
+    light = page.evaluate(read)
+    page.emulate_media(color_scheme="dark")
+    until(page, f"{read} !== '{light}'")
+    page.emulate_media(color_scheme="light")
+    until(page, f"{read} === '{light}'")
+
+
+def test_without_javascript_all_but_the_charts_is_there(opening: Opening, report: Path) -> None:
+    with_script = opening(report).drawn()
+    without = opening(report, java_script_enabled=False).page
+    assert without.locator("h1").inner_text() == with_script.locator("h1").inner_text()
+    for selector in ("table", "h2", "h3", ".finding", "dl", ".bar svg"):
+        assert without.locator(selector).count() == with_script.locator(selector).count()
+    assert without.locator("noscript p").all_inner_texts() == [NO_SCRIPT] * 4
+    assert not without.locator("button.copy").first.is_visible()
+    without.locator("summary").first.click()
+    assert without.locator("details[open] table").first.is_visible()
+
+
+def test_it_works_from_the_keyboard(opening: Opening, report: Path) -> None:
+    page = opening(report).drawn()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the answer"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "copy"
+    page.locator("summary").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details[open]").count() == 1
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_no_serious_violation(view: str, opening: Opening, report: Path) -> None:
+    opened = opening(report, bypass_csp=True, **VIEWS[view])
+    page = opened.drawn()
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate(AXE)
+    found = page.evaluate(
+        "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 160))]))"
+    )
+    assert [v for v in found if v[0] in ("serious", "critical")] == []
+
+
+def test_it_prints_on_paper(opening: Opening, report: Path, tmp_path: Path) -> None:
+    page = opening(report, **VIEWS["dark"]).drawn()
+    printed = page.pdf(path=tmp_path / "report.pdf", format="A4")
+    pages = len(re.findall(rb"/Type\s*/Page\b", printed))
+    assert printed.startswith(b"%PDF")
+    assert 2 <= pages <= 9
+
+
+def test_hostile_text_runs_nowhere(
+    opening: Opening,
+    report_analysis: dict[str, Any],
+    report_frames: dict[str, pl.DataFrame],
+    tmp_path: Path,
+) -> None:
+    frames = {
+        name: frame.with_columns(id=pl.lit(HOSTILE) + pl.col("id"))
+        if "id" in frame.columns
+        else frame
+        for name, frame in report_frames.items()
+    }
+    out = tmp_path / "report.html"
+    write_html(everywhere(report_analysis, HOSTILE), frames, out)
+    opened = opening(out, **VIEWS["light"])
+    page = opened.drawn()
+    page.locator("button.copy").first.click()
+    bar = page.locator("#gantt .bars path").first
+    bar.scroll_into_view_if_needed()
+    bar.hover(force=True)
+    page.wait_for_timeout(300)
+    assert opened.complaints == []
+    assert opened.requests == [out.as_uri()]
+    assert page.locator("img").count() == 0
+    assert page.evaluate("document.querySelectorAll('[onerror]').length") == 0
+
+
+def test_a_hostile_script_would_be_stopped_by_the_policy(
+    opening: Opening, report: Path, tmp_path: Path
+) -> None:
+    text = report.read_text(encoding="utf-8")
+    out = tmp_path / "report.html"
+    bad = (
+        "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
+    )
+    out.write_text(text.replace("<main", f"{bad}<main", 1), encoding="utf-8")
+    opened = opening(out)
+    assert opened.drawn().title() != "owned"
+    assert len([c for c in opened.complaints if "Content Security Policy" in c]) >= 2
+
+
+def test_the_script_beside_the_report_is_found(
+    opening: Opening,
+    report_analysis: dict[str, Any],
+    report_frames: dict[str, pl.DataFrame],
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "report.html"
+    write_html(report_analysis, report_frames, out, plotlyjs="directory")
+    opened = opening(out)
+    assert opened.drawn().locator(".plot .main-svg").count() >= 4
+    assert opened.complaints == []
