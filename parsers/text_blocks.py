@@ -24,12 +24,16 @@ class TextBlock(NamedTuple):
     number: int
     data: bytes
 
-    def numbered(self) -> Iterator[tuple[int, str]]:
-        """The lines with their numbers; bytes that are no UTF-8 become U+FFFD."""
+    def texts(self) -> list[str]:
+        """The lines; bytes that are no UTF-8 become U+FFFD."""
         lines = self.data.decode("utf-8", "replace").split("\n")
         if not lines[-1]:
             lines.pop()
-        return enumerate(lines, self.number)
+        return lines
+
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        """The lines with their numbers."""
+        return enumerate(self.texts(), self.number)
 
 
 def is_binary(block: bytes) -> bool:

@@ -47,9 +47,7 @@ def unwrapped(
         if _is_plain(block, unwrapper):
             yield block
         else:
-            yield [
-                line for number, text in block.numbered() for line in unwrapper.feed(number, text)
-            ]
+            yield unwrapper.feed_block(block.number, block.texts())
     rest = unwrapper.finish()
     if rest:
         yield rest

@@ -25,6 +25,7 @@ _POD = re.compile(
 # vllm-0 vllm INFO ...   and with --all-namespaces: serving vllm-0 vllm INFO ...
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 _COLOUR = r"(?:\x1b\[[0-9;]{0,12}m)*"
+_RESET = r"(?:\x1b\[0?m)?"
 _STERN = re.compile(
     rf"{_COLOUR}(?:(?P<namespace>{_NAME}){_COLOUR} {_COLOUR})?(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} "
 )
@@ -33,7 +34,7 @@ _STERN_SHORT = re.compile(
 )
 # vllm-1  | INFO ...   vllm.1.k2j@node-a    | INFO ...
 _GUTTER = re.compile(
-    rf"{_COLOUR}(?P<container>[A-Za-z0-9][\w.@-]{{0,127}})(?: {{1,64}}{_COLOUR}|{_COLOUR} {{1,64}})\|{_COLOUR}(?: |$){_COLOUR}"
+    rf"{_COLOUR}(?P<container>[A-Za-z0-9][\w.@-]{{0,127}})(?: {{1,64}}{_COLOUR}|{_COLOUR} {{1,64}})\|{_RESET}(?: |$){_RESET}"
 )
 # "  | INFO ..." of a CI's log view
 _BARE_GUTTER = re.compile(r"[ \t]{0,40}\|(?: |$)")

@@ -24,7 +24,7 @@ def journal_text(value: object) -> str | None:
         return value
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, list) and value:
+    if isinstance(value, list):
         if all(isinstance(item, int) and 0 <= item < 256 for item in value):
             return bytes(value).decode("utf-8", "replace")
         return journal_text(value[0])

@@ -4,8 +4,8 @@ Rules:
 
 * A strong envelope's form alone is proof (`{"log": ...}`, CRI, `host name[pid]:`, `[pod/...]`).
 * A weak one (a stamp, a gutter, stern's two words) is taken off when what is left looks like a vLLM record or
-  wears a further envelope; when the sample of lines around shows most lines wearing it; or when the line before
-  wore the very same (same form of stamp, same pod). So a foreign logger's own stamp, an access line or a
+  wears a further envelope; when the sample of lines around shows most lines wearing it; when the line before
+  wore the very same (same form of stamp, same pod); or when most of the next lines do, one around a record. So a foreign logger's own stamp, an access line or a
   prompt's text stays as it is.
 * At most four layers are taken off. Parts of a cut line are joined before the next layer is looked at.
 * A line that begins with `(` or a level is a payload, at once: this is what nearly all lines cost.
@@ -31,6 +31,7 @@ __all__ = ["SAMPLE", "Unwrapper", "unwrap"]
 
 SAMPLE = 400
 _LAYERS = 4
+_LOOK_AHEAD = 8
 _MAX_COLLECTED = 4 << 20
 _MAX_COLLECTED_LINES = 20_000
 _PLAIN = re.compile(r"\(|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :]|\Z")
@@ -71,6 +72,10 @@ class Unwrapper:
         self._held_size = 0
         self._outer: Outer | None = None  # of the entry before, where bare lines may continue it
         self._indent = 0
+        self._ahead: Sequence[
+            str
+        ] = ()  # the block in hand, and where in it the line in hand stands
+        self._at = 0
 
     @property
     def busy(self) -> bool:
@@ -108,6 +113,15 @@ class Unwrapper:
             if not inner:
                 break
             texts = inner
+
+    def feed_block(self, number: int, texts: Sequence[str]) -> list[Line]:
+        """The payload lines of successive physical lines, the first of which is line `number`."""
+        lines: list[Line] = []
+        self._ahead = texts
+        for self._at, text in enumerate(texts):
+            lines += self.feed(number + self._at, text)
+        self._ahead = ()
+        return lines
 
     def feed(self, number: int, text: str) -> list[Line]:
         """The payload lines that this physical line completes."""
@@ -232,9 +246,26 @@ class Unwrapper:
             return True
         if layer.last is envelope and layer.shape == peeled.shape:
             return True
-        return (
-            bool(peeled.text) and depth + 1 < _LAYERS and bool(self._find(peeled.text, depth + 1))
-        )
+        if self._wears_more(peeled, depth):
+            return True
+        return depth == 0 and self._worn_ahead(envelope, peeled.shape)
+
+    def _wears_more(self, peeled: Peeled, depth: int) -> bool:
+        inner = peeled.text
+        return bool(inner) and depth + 1 < _LAYERS and bool(self._find(inner, depth + 1))
+
+    def _worn_ahead(self, envelope: Envelope, shape: str) -> bool:
+        """Whether most of the next lines wear the same, one around a record: a section begins."""
+        ahead = self._ahead[self._at + 1 : self._at + 1 + _LOOK_AHEAD]
+        same = proven = 0
+        for text in ahead:
+            if not text or text[0] not in envelope.starts:
+                continue
+            peeled = envelope.peel(text, self._clock)
+            if peeled is not None and peeled.shape == shape:
+                same += 1
+                proven += looks_like_record(peeled.text) or self._wears_more(peeled, 0)
+        return proven > 0 and 2 * same > len(ahead)
 
     # -- entries of several lines --------------------------------------------------------------------
 
@@ -285,13 +316,16 @@ def _merged(around: Outer, inside: Outer) -> Outer:
 
 
 def unwrap(lines: Iterable[tuple[int, str]], clock: Clock | None = None) -> Iterator[Line]:
-    """The payload lines of numbered physical lines; looks ahead by `SAMPLE` lines at the start."""
+    """The payload lines of numbered physical lines, taken `SAMPLE` at a time."""
     numbered = iter(lines)
-    head = list(islice(numbered, SAMPLE))
     unwrapper = Unwrapper(clock)
-    unwrapper.survey([text for _, text in head])
-    for number, text in head:
-        yield from unwrapper.feed(number, text)
-    for number, text in numbered:
-        yield from unwrapper.feed(number, text)
+    while block := list(islice(numbered, SAMPLE)):
+        texts = [text for _, text in block]
+        unwrapper.survey(texts)
+        first = block[0][0]
+        if block[-1][0] - first == len(block) - 1:
+            yield from unwrapper.feed_block(first, texts)
+        else:  # numbers with gaps
+            for number, text in block:
+                yield from unwrapper.feed(number, text)
     yield from unwrapper.finish()
