@@ -56,6 +56,7 @@ class V0Scheduler:
         self._prompt_limit = config.max_model_len
         if not self.chunked:
             self._prompt_limit = min(config.max_model_len, config.max_num_batched_tokens)
+        self._delayed: tuple[list[V0State], list[V0State]] | None = None
         self._previous_time = 0.0
         self._previous_was_prompt = False
         self._prompt_latency = 0.0
@@ -89,6 +90,8 @@ class V0Scheduler:
             SchedulerFailedError: the real scheduler raises here.
         """
         turn = Turn(self.config, now, self.looks_up)
+        if self.profile.sorted_by_arrival and self.config.delay_factor > 0:
+            self._delayed = (list(self.waiting), list(self.running))
         if self.chunked:
             self._schedule_chunked(turn)
         else:
@@ -322,9 +325,12 @@ class V0Scheduler:
         if self._previous_was_prompt:
             self._prompt_latency = now - self._previous_time
         self._previous_time, self._previous_was_prompt = now, False
-        if self.config.delay_factor <= 0 or not self.waiting or not self.running:
+        if self.config.delay_factor <= 0:
             return True
-        oldest = min(state.arrival for state in self.waiting)
+        waiting, running = self._delayed or (self.waiting, self.running)
+        if not waiting or not running:
+            return True
+        oldest = min(state.arrival for state in waiting)
         return now - oldest > self.config.delay_factor * self._prompt_latency
 
     def _preempt_by_priority(self, turn: Turn) -> None:

@@ -15,7 +15,8 @@ class V0Profile:
 
     `padded_prefill`: a prefill batch costs its longest prompt times its prompts, and may waste 256 tokens on padding.
     `ignored_ends_step`: a step that ignored a prompt schedules nothing else.
-    `sorted_by_arrival`: running and swapped are sorted by arrival in each step; later releases keep the queue's order.
+    `sorted_by_arrival`: running and swapped are sorted by arrival in each step, and the delay factor looks at the queues
+    as they were at its start; later releases work on the queues themselves.
     `first_block_manager`: an append always wants a free block, and swapping in all held blocks and one
     (`core/block_manager_v1.py`).
     `new_prefills_first`: the running queue of chunked mode begins with the new prefills, later it ends with them.
