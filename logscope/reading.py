@@ -22,12 +22,13 @@ def events_in(
     year: int | None = None,
     keep_other: bool = False,
     include_prompts: bool = False,
+    keep_exceptions: bool = False,
 ) -> Iterator[Event]:
     """The events of `sources` within `span`, in the order of the input.
 
     A span that is relative to the log's end makes all events wait in memory until the end is known.
     """
-    events = read_events(sources, coverage, year=year, keep_other=keep_other, include_prompts=include_prompts)
+    events = read_events(sources, coverage, year=year, keep_other=keep_other, include_prompts=include_prompts, keep_exceptions=keep_exceptions)
     if span.is_open:
         return events
     return _cut(events, span)

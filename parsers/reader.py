@@ -19,6 +19,8 @@ __all__ = ["LogSource", "read_events", "read_lines"]
 MAX_TEXT = 400
 MAX_SAMPLES = 5
 _ERROR_LEVELS = ("ERROR", "CRITICAL")
+# The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
+_EXCEPTION = re.compile(r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$")
 _OTHER_ENGINES = (
     ("SGLang", re.compile(r"#running-req: |#queue-req: |#new-token: |Retract requests")),
     ("TGI", re.compile(r"text_generation_(?:router|launcher|server)")),
@@ -51,11 +53,13 @@ def read_events(
     year: int | None = None,
     keep_other: bool = False,
     include_prompts: bool = False,
+    keep_exceptions: bool = False,
 ) -> Iterator[Event]:
     """Yield the events of `sources` in their order; `coverage` is filled as the reading goes on.
 
     With `keep_other` each vLLM record of no known family is an event of family `other` with its `message`. Prompts, token
-    ids and outputs are replaced by their lengths (`prompt_chars`) unless `include_prompts`. A source that cannot be read
+    ids and outputs are replaced by their lengths (`prompt_chars`) unless `include_prompts`. With `keep_exceptions` the last
+    line of a traceback that no family knows is an event of family `exception`. A source that cannot be read
     is noted in `coverage.skipped_sources`, the others go on.
     """
     sessions = Sessions()
@@ -106,9 +110,11 @@ class _SourceReader:
         coverage: Coverage,
         keep_other: bool,
         include_prompts: bool,
+        keep_exceptions: bool = False,
     ) -> None:
         self.name, self.group, self.clock, self.sessions = name, group, clock, sessions
         self.coverage, self.keep_other, self.include_prompts = coverage, keep_other, include_prompts
+        self.keep_exceptions = keep_exceptions
 
     def read(self, lines: Iterable[Line]) -> Iterator[Event]:
         for record in read_records(self._counted(lines)):
@@ -136,8 +142,8 @@ class _SourceReader:
             self._sample_warning(record)
             if self.keep_other:
                 other = families.Match("other", "other", {"message": record.message})
-                self.coverage.events -= 1
                 yield self._event(record, other, record.number, time)
+                self.coverage.events -= 1
         for part in record.tail[used:]:
             yield from self._foreign(record, part)
 
@@ -148,6 +154,8 @@ class _SourceReader:
             found = families.match(part.text, prefixed=False)
         if found is None:
             self.coverage.foreign_lines += 1
+            if self.keep_exceptions and _EXCEPTION.match(part.text):
+                yield self._exception(record, part)
             for engine, pattern in _OTHER_ENGINES:
                 if pattern.search(part.text):
                     self.coverage.other_engines[engine] = (
@@ -164,6 +172,12 @@ class _SourceReader:
             record.outer,
         )
         yield self._event(bare, found, part.number, None)
+
+    def _exception(self, record: Record, part: RecordText) -> Event:
+        found = families.Match("exception", "exception", {"message": part.text[:MAX_TEXT]})
+        event = self._event(record, found, part.number, None)
+        self.coverage.events -= 1
+        return event
 
     def _time(self, record: Record) -> datetime | None:
         if record.moment is not None:
@@ -293,4 +307,6 @@ def _evidence(record: Record, found: families.Match, number: int) -> str:
     if found.family in ("request", "iteration", "http", "other"):
         return ""
     text = next((p.text for p in record.lines if p.number == number), record.lines[0].text)
+    if found.family == "exception":
+        text = str(found.fields["message"])
     return text[:MAX_TEXT]

@@ -1,0 +1,176 @@
+"""`analyze` as a library: frames in, one result for each engine, and the contract's document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+
+from logscope.finding import Finding
+from logscope.findings import Context, context_of, find_all
+from logscope.log_frames import LogFrames
+from logscope.logged_preemptions import Logged, Stretch, logged_preemptions
+from logscope.replaying import ReplayAnswer, replay_engine
+from logscope.servers import EngineLog, engine_logs
+from logscope.verdict import RANK, pressure_of_windows, verdict_of
+
+__all__ = ["Analysis", "EngineResult", "Preemptions", "analyze"]
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Preemptions:
+    """The count with its bounds; all None where the log shows nothing and no replay tells."""
+
+    logged: Logged
+    low: float | None = None
+    value: float | None = None
+    high: float | None = None
+    basis: str | None = None
+    recomputed_tokens: float | None = None
+    timeline: tuple[Stretch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResult:
+    """Everything that is said of one engine."""
+
+    log: EngineLog
+    context: Context
+    findings: tuple[Finding, ...]
+    verdict: str
+    pressure: str
+    preemptions: Preemptions
+    answer: ReplayAnswer | None
+    prompt_tps: float | None = None
+    generation_tps: float | None = None
+
+    @property
+    def windows(self) -> pl.DataFrame | None:
+        """The statistics windows (see `logscope.windows`)."""
+        return self.context.windows
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The results of all engines, in the order server, run, engine; `worst` is the index of the one to look at."""
+
+    data: LogFrames
+    engines: tuple[EngineResult, ...]
+    worst: int | None
+    seed: int = 0
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def worst_result(self) -> EngineResult | None:
+        """The worst engine's result."""
+        return self.engines[self.worst] if self.worst is not None else None
+
+
+def analyze(
+    data: LogFrames,
+    *,
+    given: Mapping[str, Any] | None = None,
+    replay: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Analysis:
+    """Analyse a log that was read.
+
+    `given` are settings that the log does not tell (`--set`); with `replay` the workload is inferred and replayed, which is where latencies,
+    the ledger and hidden preemptions come from. `progress` is called with the share done, 0 to 1.
+    """
+    logs = engine_logs(data.frames, given)
+    results = []
+    for index, log in enumerate(logs):
+        step = _part(progress, index, len(logs))
+        results.append(_engine(data, log, replay=replay, seed=seed, progress=step))
+    return Analysis(data, tuple(results), _worst(results), seed, dict(given or {}))
+
+
+def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
+    return None if progress is None else lambda share: progress((index + share) / total)
+
+
+def _engine(data: LogFrames, log: EngineLog, *, replay: bool, seed: int, progress: Progress | None) -> EngineResult:
+    facts = log.facts
+    warnings = log.get("preemption")
+    warned = None if warnings is None else warnings.filter(pl.col("variant") == "v0_preempt_warning")
+    logged = logged_preemptions(warned, log.get("stats"), from_start=facts.started_in_log)
+    context = context_of(log, logged, data.texts, data.exceptions.get((facts.server, facts.run), []))
+    findings = find_all(context)
+    answer = replay_engine(log, context, seed=seed, progress=progress) if replay and context.served else None
+    preemptions = _preemptions(logged, answer, context)
+    if answer is not None:
+        findings = _with_replay(findings, answer, preemptions, context)
+    slow = answer.ledger["slow_s"] if answer is not None and answer.fair and answer.ledger else None
+    verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
+    pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
+    prompt, generation = _throughput(context.windows)
+    return EngineResult(log, context, tuple(_ordered(findings)), verdict, pressure, preemptions, answer, prompt, generation)
+
+
+def _preemptions(logged: Logged, answer: ReplayAnswer | None, context: Context) -> Preemptions:
+    if answer is not None and answer.preemptions is not None:
+        low, value, high = answer.preemptions
+        # What the log proves bounds what the replay infers.
+        if logged.low is not None:
+            low = max(low, logged.low)
+            high = max(low, high if logged.high is None else min(high, logged.high))
+            value = min(max(value, low), high)
+        return Preemptions(logged, low, value, high, "inferred", answer.recomputed_tokens, answer.timeline)
+    if logged.low is not None:
+        middle = logged.low if logged.high is None else (logged.low + logged.high) / 2
+        return Preemptions(logged, logged.low, middle, logged.high, "measured", None, logged.timeline)
+    return Preemptions(logged)
+
+
+def _with_replay(findings: Sequence[Finding], answer: ReplayAnswer, preemptions: Preemptions, context: Context) -> list[Finding]:
+    """Put the replay's findings in place of what the queues alone suggested."""
+    replayed = {f.id for f in answer.findings}
+    kept = [f for f in findings if f.id not in replayed or f.proves]
+    proven = {f.id for f in kept}
+    return kept + [f for f in answer.findings if f.id not in proven]
+
+
+def _ordered(findings: Sequence[Finding]) -> list[Finding]:
+    rank = {"critical": 0, "warning": 1, "info": 2}
+    return sorted(findings, key=lambda f: rank.get(f.severity, 3))
+
+
+def _throughput(windows: pl.DataFrame | None) -> tuple[float | None, float | None]:
+    """Mean tokens per second over the span of the statistics (the idle gaps in it count)."""
+    if windows is None:
+        return None, None
+    end, start = windows["end"].max(), windows["start"].min()
+    if not isinstance(end, datetime) or not isinstance(start, datetime) or end <= start:
+        return None, None
+    span = (end - start).total_seconds()
+
+    def mean(name: str) -> float | None:
+        if windows[name].null_count() == windows.height:
+            return None
+        tokens = (windows[name].fill_null(0.0) * windows["interval_s"].clip(0, 60)).sum()
+        return float(tokens) / span
+
+    return mean("prompt_tps"), mean("generation_tps")
+
+
+def _worst(results: Sequence[EngineResult]) -> int | None:
+    if not results:
+        return None
+    latest = max((r.log.facts.server, r.log.facts.run) for r in results)
+
+    def key(index: int) -> tuple[int, float, float]:
+        result = results[index]
+        rank = RANK.index(result.verdict) if result.verdict in RANK else len(RANK)
+        if result.verdict.startswith("startup") and (result.log.facts.server, result.log.facts.run) == latest:
+            rank = -1  # the server is down now
+        tail = result.answer.p99_e2e if result.answer is not None and result.answer.p99_e2e is not None else 0.0
+        return rank, -tail, -(result.preemptions.value or 0.0)
+
+    return min(range(len(results)), key=key)

@@ -1,0 +1,116 @@
+"""`logscope analyze`: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from logscope.options import display_options, open_sources, reading_options, source_argument, write_json
+from logscope.times import Moment, Span
+
+__all__ = ["command"]
+
+_SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
+
+
+@click.command("analyze")
+@source_argument
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the machine-readable result.")
+@click.option("--html", "html_target", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the report.")
+@click.option("--plotlyjs", type=click.Choice(["inline", "cdn", "directory"]), default="inline", show_default=True, help="Where the report's chart script is.")
+@click.option("--frames", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write the frames as Parquet.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Tell a setting that the log does not.")
+@click.option("--no-replay", is_flag=True, help="Look at the log alone: no inference, no latencies.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same input and seed, same output.")
+@click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with status 1 where a finding is as severe.")
+@reading_options
+@display_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    sources: tuple[str, ...],
+    json_target: str | None,
+    html_target: Path | None,
+    plotlyjs: str,
+    frames: Path | None,
+    settings: tuple[str, ...],
+    no_replay: bool,
+    seed: int,
+    fail_on: str | None,
+    since: Moment | None,
+    until: Moment | None,
+    timezone: str | None,
+    year: int | None,
+    quiet: bool,
+    verbose: bool,
+    color: str,
+) -> None:
+    """Say what is behind a vLLM server's slow requests, and what to change.
+
+    SOURCE: files (also .gz .zst .xz .bz2), folders, globs, journal files, - for standard input.
+
+    \b
+    Examples:
+      logscope analyze server.log --html report.html
+      journalctl -u vllm -o json | logscope analyze -
+    """
+    from logscope.analysis import analyze
+    from logscope.analysis_json import analysis_document
+    from logscope.configuration import SettingError, parse_settings
+    from logscope.events_json import to_json
+    from logscope.log_frames import read_log
+    from logscope.reading import check_something_read, partly_read, problems
+    from logscope.terminal.progress import progress_bar
+
+    try:
+        given = parse_settings(settings)
+    except SettingError as error:
+        raise click.UsageError(str(error)) from None
+    opened = open_sources(sources, timezone=timezone)
+    data = read_log(opened, Span(since, until, timezone), year=year)
+    if not quiet:
+        for problem in problems(data.coverage):
+            click.echo(f"logscope: {problem}", err=True)
+    check_something_read(data.coverage)
+    with progress_bar(quiet=quiet, color=color) as progress:
+        found = analyze(data, given=given, replay=not no_replay, seed=seed, progress=progress)
+    document = analysis_document(found)
+    if frames is not None:
+        _write_frames(found, frames)
+    if html_target is not None:
+        from logscope.report.html import write_html
+
+        write_html(document, _report_frames(found), html_target, plotlyjs=plotlyjs)
+    if json_target is not None:
+        write_json(to_json(document, indent=None if json_target == "-" else 1), json_target)
+    if json_target != "-":
+        from logscope.terminal.answer import print_answer
+
+        print_answer(document, verbose=verbose, color=color)
+    if fail_on is not None and any(f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]):
+        ctx.exit(1)
+    if partly_read(data.coverage):
+        ctx.exit(4)
+
+
+def _report_frames(found: object) -> dict[str, object]:
+    from logscope.analysis import Analysis
+
+    assert isinstance(found, Analysis)  # noqa: S101
+    frames: dict[str, object] = dict(found.data.frames)
+    worst = found.worst_result
+    if worst is not None and worst.answer is not None:
+        frames |= dict(worst.answer.frames)
+    return frames
+
+
+def _write_frames(found: object, folder: Path) -> None:
+    import polars as pl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frame in _report_frames(found).items():
+        assert isinstance(frame, pl.DataFrame)  # noqa: S101
+        part = folder / f".{name}.parquet.part"
+        frame.write_parquet(part)
+        part.replace(folder / f"{name}.parquet")

@@ -1,0 +1,51 @@
+"""A finding: one thing worth saying, with its evidence. What findings and verdicts there are stands in `docs/contract.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+
+__all__ = ["Evidence", "Finding", "evidence_of", "seconds"]
+
+MAX_EVIDENCE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line of the log: `text` may be empty where the line holds what a client sent."""
+
+    source: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`id` and `severity` are the contract's; `proves` names the verdict that this finding settles by itself, if any."""
+
+    id: str
+    severity: str
+    basis: str
+    title: str
+    start: datetime | None = None
+    end: datetime | None = None
+    evidence: tuple[Evidence, ...] = ()
+    proves: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def evidence_of(frame: pl.DataFrame, texts: dict[tuple[str, int], str], limit: int = MAX_EVIDENCE) -> tuple[Evidence, ...]:
+    """The first, the last and some rows in between, as evidence; `texts` holds the lines that were kept while reading."""
+    rows = frame.select("source", "line").rows()
+    picked = rows if len(rows) <= limit else [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
+    return tuple(Evidence(s, n, texts.get((s, n), "")) for s, n in picked)
+
+
+def seconds(times: Iterable[datetime | None]) -> tuple[datetime | None, datetime | None]:
+    """The earliest and latest of some times."""
+    known = [t for t in times if t is not None]
+    return (min(known), max(known)) if known else (None, None)

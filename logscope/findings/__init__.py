@@ -1,0 +1,32 @@
+"""All findings that the log itself gives, as an explicit list of functions from a context to findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from logscope.finding import Finding
+from logscope.findings.breakdown import engine_crash, engine_stall, runtime_oom
+from logscope.findings.context import Context, context_of
+from logscope.findings.pressure import kv_admission_wait, logged_preemption, seat_queue
+from logscope.findings.start import failed_start
+from logscope.findings.visibility import config_risk, coverage, unsupported_features
+
+__all__ = ["FINDINGS", "Context", "context_of", "find_all"]
+
+FINDINGS: tuple[Callable[[Context], list[Finding]], ...] = (
+    failed_start,
+    runtime_oom,
+    engine_crash,
+    engine_stall,
+    logged_preemption,
+    kv_admission_wait,
+    seat_queue,
+    config_risk,
+    unsupported_features,
+    coverage,
+)
+
+
+def find_all(context: Context) -> list[Finding]:
+    """Run every finding over one engine's log."""
+    return [finding for find in FINDINGS for finding in find(context)]

@@ -1,0 +1,164 @@
+"""What broke while serving: out of memory, a dead engine, a silent one."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import polars as pl
+
+from logscope.finding import Evidence, Finding, evidence_of, seconds
+from logscope.findings.context import Context
+from logscope.windows import usual_interval
+
+__all__ = ["engine_crash", "engine_stall", "runtime_oom"]
+
+_DEAD = "dead|died|fatal|output_handler|worker_exc|rpc"
+CLEAN_STOP_S = 5
+MIN_SILENCE_S = 30.0
+PROBES_OF_A_STALL = 20
+ZERO_WINDOWS_OF_A_STALL = 3
+
+
+def runtime_oom(context: Context) -> list[Finding]:
+    """The GPU ran out of memory while the server served: its remedy is the opposite of a full KV cache's."""
+    runtime = context.log.get("runtime")
+    if runtime is None or not context.served:
+        return []
+    rows = runtime.filter(pl.col("variant").str.contains("oom"))
+    if rows.height == 0:
+        return []
+    start, end = seconds(rows["at"].to_list())
+    title = "The GPU ran out of memory while serving: lower gpu_memory_utilization or max_num_batched_tokens (never raise them)"
+    return [Finding("runtime-oom", "critical", "measured", title, start, end, evidence_of(rows, context.texts), "runtime-oom")]
+
+
+def engine_crash(context: Context) -> list[Finding]:
+    """An engine that died while it served. An `EngineDeadError` after the server was told to stop is none (0.32 logs one at a clean SIGTERM)."""
+    log = context.log
+    swap = log.get("preemption")
+    if swap is not None:
+        rows = swap.filter(pl.col("variant").str.contains("swap_abort"))
+        if rows.height:
+            start, end = seconds(rows["at"].to_list())
+            title = "The V0 engine died because a preempted request found no CPU swap space: raise --swap-space, or preempt by recomputation"
+            return [Finding("engine-crash", "critical", "measured", title, start, end, evidence_of(rows, context.texts), "engine-crash")]
+    runtime = log.get("runtime")
+    if runtime is None or not context.served:
+        return []
+    dead = runtime.filter(pl.col("variant").str.contains(_DEAD))
+    if dead.height == 0 or _stopped_before(context, dead):
+        return []
+    start, end = seconds(dead["at"].to_list())
+    cause = f": {context.exceptions[0].text.strip()}" if context.exceptions else ""
+    title = f"The engine died while serving{cause}; its requests failed"
+    evidence = evidence_of(dead, context.texts) + tuple(context.exceptions[:2])
+    return [Finding("engine-crash", "critical", "measured", title, start, end, evidence, "engine-crash")]
+
+
+def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
+    stop = context.log.get("shutdown")
+    if stop is None:
+        return False
+    first = dead["order"].min()
+    if stop.filter(pl.col("order") < first).height:
+        return True
+    # The processes of a group get the signal together: one may be gone before the other says that it stops.
+    died, said = dead["at"].min(), stop.filter(pl.col("order") > first)["at"].min()
+    told = "signal" in stop.columns and stop["signal"].drop_nulls().len() > 0
+    return told and isinstance(died, datetime) and isinstance(said, datetime) and said - died <= timedelta(seconds=CLEAN_STOP_S)
+
+
+def engine_stall(context: Context) -> list[Finding]:
+    """A gap in the statistics while work was queued. vLLM prints no line at INFO when nothing moved in two intervals, idle or stuck."""
+    windows = context.windows
+    if windows is None:
+        return []
+    usual = usual_interval(windows)
+    limit = max(3 * usual, MIN_SILENCE_S)
+    found = []
+    rows = windows.rows(named=True)
+    for here, after in zip(rows, rows[1:], strict=False):
+        silence = (after["end"] - here["end"]).total_seconds()
+        # One line may follow the stop: what ran in the gap is then credited at its end.
+        moved = ((after["generation_tps"] or 0) + (after["prompt_tps"] or 0)) * silence
+        if _queued(here) and silence > limit and moved < 1:
+            found.append(_stall(context, here, here["end"], after["end"], silence))
+    last = rows[-1]
+    found += _silent_end(context, last, limit)
+    return found + _zero_windows(context, rows)
+
+
+def _queued(row: dict[str, float]) -> bool:
+    return row["waiting"] > 0
+
+
+def _stall(context: Context, row: dict[str, object], start: datetime, end: datetime, silence: float) -> Finding:
+    line = (str(row["source"]), int(str(row["line"])))
+    title = (
+        f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
+    )
+    evidence = (Evidence(*line, context.texts.get(line, "")),)
+    return Finding("engine-stall", "critical", "measured", title, start, end, evidence, "engine-stall")
+
+
+def _silent_end(context: Context, last: dict[str, object], limit: float) -> list[Finding]:
+    """The statistics end with a queue, and the log goes on without them."""
+    log = context.log
+    if not _queued(last) or _stopped_after(context, int(str(last["order"]))):  # type: ignore[arg-type]
+        return []
+    end = last["end"]
+    assert isinstance(end, datetime)  # noqa: S101
+    later = [_latest(f, end) for name, f in log.frames.items() if name != "shutdown"]
+    latest = max((t for t in later if t is not None), default=end)
+    silence = max((latest - end).total_seconds(), _outer_silence(context, int(str(last["order"]))))
+    if silence > limit:
+        return [_stall(context, last, end, end + timedelta(seconds=silence), silence)]
+    http = log.get("http")
+    if http is None or "path" not in http.columns:
+        return []
+    probes = http.filter((pl.col("order") > last["order"]) & pl.col("path").is_in(["/health", "/ping", "/metrics"]))
+    others = log.get("request")
+    moved = others is not None and others.filter(pl.col("order") > last["order"]).height > 0
+    if probes.height >= PROBES_OF_A_STALL and not moved and last["running"] == 0:
+        title = f"After its last statistics line ({last['waiting']:.0f} waiting, none running) the server only answered {probes.height} health probes: it hung"
+        key = (str(last["source"]), int(str(last["line"])))
+        return [Finding("engine-stall", "critical", "measured", title, end, None, (Evidence(*key, context.texts.get(key, "")),), "engine-stall")]
+    return []
+
+
+def _latest(frame: pl.DataFrame, after: datetime) -> datetime | None:
+    """The last time in a frame on the record's or the envelope's clock, on the record's scale."""
+    own = frame["time"].max()
+    return own if isinstance(own, datetime) and own > after else None
+
+
+def _outer_silence(context: Context, order: int) -> float:
+    """Seconds from the last statistics line to the log's last line on the envelope's clock; 0 where there is none."""
+    stats = context.log.frames["stats"].filter(pl.col("order") == order)["outer_time"].to_list()
+    if not stats or stats[0] is None:
+        return 0.0
+    latest = [t for name, f in context.log.frames.items() if name != "shutdown" and isinstance(t := f["outer_time"].max(), datetime)]
+    return float((max(latest) - stats[0]).total_seconds()) if latest else 0.0
+
+
+def _stopped_after(context: Context, order: int) -> bool:
+    stop = context.log.get("shutdown")
+    return stop is not None and stop.filter(pl.col("order") > order).height > 0
+
+
+def _zero_windows(context: Context, rows: list[dict[str, object]]) -> list[Finding]:
+    """Before 0.8.5 (and at DEBUG) a stuck engine goes on printing: zero tokens, and a queue."""
+    found, run = [], []
+    for row in [*rows, None]:
+        if row is not None and row["idle"] and row["generation_tps"] is not None and _queued(row):  # type: ignore[arg-type]
+            run.append(row)
+            continue
+        if len(run) >= ZERO_WINDOWS_OF_A_STALL:
+            start, end = run[0]["end"], run[-1]["end"]
+            assert isinstance(start, datetime)  # noqa: S101
+            assert isinstance(end, datetime)  # noqa: S101
+            silence = (end - start).total_seconds()
+            if silence > MIN_SILENCE_S:
+                found.append(_stall(context, run[0], start, end, silence))
+        run = []
+    return found

@@ -1,0 +1,69 @@
+"""A whole input in memory: typed frames of its events, the lines that may serve as evidence, and what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from logscope.finding import Evidence
+from logscope.reading import events_in
+from logscope.times import Span
+from parsers.events import Coverage, Event
+from parsers.frames import FrameBuilder
+
+__all__ = ["LogFrames", "read_log"]
+
+_EVIDENCE = frozenset(("stats", "preemption", "kv_error", "kv_sizing", "runtime", "shutdown"))
+# What a server says of itself stands before any span that a user asks for, and is needed all the same.
+_SETUP = frozenset(("startup", "kv_sizing"))
+
+
+@dataclass(slots=True)
+class LogFrames:
+    """`frames` by family; `texts` maps (source, line) to a line; `exceptions` are the unexplained ends of tracebacks by (server, run)."""
+
+    frames: dict[str, pl.DataFrame]
+    coverage: Coverage
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)
+    exceptions: dict[tuple[int, int], list[Evidence]] = field(default_factory=dict)
+
+
+def read_log(sources: Sequence[Any], span: Span, *, year: int | None = None) -> LogFrames:
+    """Read `sources` to their end; the span cuts everything but the server's own description."""
+    coverage = Coverage()
+    builder = FrameBuilder()
+    found = LogFrames({}, coverage)
+    kept: list[Event] = []
+    for event in events_in(sources, coverage, Span(), year=year, keep_exceptions=True):
+        if span.is_open:
+            _take(found, builder, event)
+        else:
+            kept.append(event)
+    for event in _within(kept, span):
+        _take(found, builder, event)
+    found.frames = builder.frames()
+    return found
+
+
+def _take(found: LogFrames, builder: FrameBuilder, event: Event) -> None:
+    if event.family == "exception":
+        place = found.exceptions.setdefault((event.server, event.run), [])
+        place.append(Evidence(event.source, event.line, event.text))
+        return
+    builder.add(event)
+    if event.family in _EVIDENCE and event.text:
+        found.texts[event.source, event.line] = event.text
+
+
+def _within(events: list[Event], span: Span) -> list[Event]:
+    times = [t for e in events if (t := span.clock(e.time, e.outer_us)) is not None]
+    end = max(times) if times else None
+    kept, last = [], None
+    for event in events:
+        last = span.clock(event.time, event.outer_us) or last
+        if event.family in _SETUP or span.holds(last, end):
+            kept.append(event)
+    return kept

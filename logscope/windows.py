@@ -1,0 +1,72 @@
+"""The periodic statistics as windows: what each interval saw, and what stood at its end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import polars as pl
+
+__all__ = ["FULL_PCT", "stats_windows"]
+
+FULL_PCT = 95.0
+"""KV usage (percent, as printed) from which the cache counts as full: the line is taken after finished requests were freed."""
+
+DEFAULT_INTERVAL_S = 10.0
+
+
+def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
+    """One row a statistics line that shows the queues, in the order of the log.
+
+    Columns: start, end (record's clock), interval_s, running, waiting, swapped, kv_pct, prompt_tps, generation_tps (tokens/s, means
+    over the interval), idle (no tokens), source, line, order. None where there is no such line.
+    """
+    if stats is None or "running" not in stats.columns:
+        return None
+    rows = stats.filter(pl.col("running").is_not_null() & pl.col("at").is_not_null())
+    if rows.height == 0:
+        return None
+    frame = rows.select(
+        end=pl.col("at"),
+        running=pl.col("running").cast(pl.Float64),
+        waiting=pl.col("waiting").fill_null(0).cast(pl.Float64),
+        swapped=_optional(rows, "swapped"),
+        kv_pct=_kv(rows),
+        prompt_tps=_optional(rows, "prompt_throughput"),
+        generation_tps=_optional(rows, "generation_throughput"),
+        source=pl.col("source"),
+        line=pl.col("line"),
+        order=pl.col("order"),
+    )
+    gaps = frame["end"].diff().dt.total_microseconds() / 1e6
+    usual = _usual(gaps)
+    start = frame["end"].shift(1)
+    first = frame["end"][0] - timedelta(seconds=usual)
+    frame = frame.with_columns(start=start.fill_null(first))
+    return frame.with_columns(
+        interval_s=(pl.col("end") - pl.col("start")).dt.total_microseconds() / 1e6,
+        idle=(pl.col("prompt_tps").fill_null(0) + pl.col("generation_tps").fill_null(0)) == 0,
+    )
+
+
+def usual_interval(windows: pl.DataFrame) -> float:
+    """The interval at which this log's lines come, in seconds."""
+    return _usual(windows["end"].diff().dt.total_microseconds() / 1e6)
+
+
+def _usual(gaps: pl.Series) -> float:
+    positive = gaps.filter(gaps > 0.5)
+    middle = positive.median() if positive.len() else None
+    return float(middle) if isinstance(middle, (int, float)) else DEFAULT_INTERVAL_S
+
+
+def _optional(frame: pl.DataFrame, name: str) -> pl.Expr:
+    return pl.col(name).cast(pl.Float64) if name in frame.columns else pl.lit(None, dtype=pl.Float64)
+
+
+def _kv(frame: pl.DataFrame) -> pl.Expr:
+    """KV usage in percent. A CPU build of V0 shows its cache as `CPU KV cache usage` beside an idle GPU's 0."""
+    gpu, cpu = _optional(frame, "gpu_kv_cache_usage_pct"), _optional(frame, "cpu_kv_cache_usage_pct")
+    if "cpu_kv_cache_usage_pct" not in frame.columns or "gpu_kv_cache_usage_pct" not in frame.columns:
+        return gpu
+    used = frame["gpu_kv_cache_usage_pct"].fill_null(0).max()
+    return pl.coalesce(cpu, gpu) if used == 0 else gpu
