@@ -11,7 +11,7 @@ from logscope.errors import LogscopeError
 from logscope.options import display_options
 
 if TYPE_CHECKING:
-    from logscope.replaying import JobResult
+    from logscope.workload_replay import JobResult
 
 __all__ = ["command"]
 
@@ -67,7 +67,7 @@ def command(
     Example:
       logscope replay requests.jsonl --config engine.json --trace replay.json
     """
-    from logscope.replaying import open_job, read_config, run_job
+    from logscope.workload_replay import open_job, read_config, run_job
     from reference_engine.errors import EngineError
 
     if trace is not None and len(workloads) > 1:
@@ -106,7 +106,7 @@ def _tell(path: Path, result: JobResult) -> None:
 def _write(
     results: list[JobResult], json_target: str | None, frames: Path | None, color: str
 ) -> None:
-    from logscope.replay_output import print_results, results_json, write_frames
+    from logscope.workload_output import print_results, results_json, write_frames
 
     if frames is not None and results:
         write_frames(frames, results)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from logscope.replaying import JobResult, result_object
+from logscope.workload_replay import JobResult, result_object
 
 __all__ = ["print_results", "results_json", "write_frames"]
 
