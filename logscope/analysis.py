@@ -96,22 +96,46 @@ def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
     return None if progress is None else lambda share: progress((index + share) / total)
 
 
-def _engine(data: LogFrames, log: EngineLog, *, replay: bool, seed: int, progress: Progress | None) -> EngineResult:
+def _engine(
+    data: LogFrames, log: EngineLog, *, replay: bool, seed: int, progress: Progress | None
+) -> EngineResult:
     facts = log.facts
     warnings = log.get("preemption")
-    warned = None if warnings is None else warnings.filter(pl.col("variant") == "v0_preempt_warning")
+    warned = (
+        None if warnings is None else warnings.filter(pl.col("variant") == "v0_preempt_warning")
+    )
     logged = logged_preemptions(warned, log.get("stats"), from_start=facts.started_in_log)
-    context = context_of(log, logged, data.texts, data.exceptions.get((facts.server, facts.run), []))
+    context = context_of(
+        log, logged, data.texts, data.exceptions.get((facts.server, facts.run), [])
+    )
     findings = find_all(context)
-    answer = replay_engine(log, context, seed=seed, progress=progress) if replay and context.served else None
+    answer = (
+        replay_engine(log, context, seed=seed, progress=progress)
+        if replay and context.served
+        else None
+    )
     preemptions = _preemptions(logged, answer, context)
     if answer is not None:
         findings = _with_replay(findings, answer, preemptions, context)
     slow = answer.ledger["slow_s"] if answer is not None and answer.fair and answer.ledger else None
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
-    pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
+    pressure = (
+        answer.pressure
+        if answer is not None and answer.fair
+        else pressure_of_windows(findings, context.windows)
+    )
     prompt, generation = _throughput(context.windows)
-    return EngineResult(log, context, tuple(_ordered(findings)), verdict, pressure, preemptions, answer, prompt, generation)
+    return EngineResult(
+        log,
+        context,
+        tuple(_ordered(findings)),
+        verdict,
+        pressure,
+        preemptions,
+        answer,
+        prompt,
+        generation,
+    )
 
 
 def _preemptions(logged: Logged, answer: ReplayAnswer | None, context: Context) -> Preemptions:
@@ -122,14 +146,20 @@ def _preemptions(logged: Logged, answer: ReplayAnswer | None, context: Context) 
             low = max(low, logged.low)
             high = max(low, high if logged.high is None else min(high, logged.high))
             value = min(max(value, low), high)
-        return Preemptions(logged, low, value, high, "inferred", answer.recomputed_tokens, answer.timeline)
+        return Preemptions(
+            logged, low, value, high, "inferred", answer.recomputed_tokens, answer.timeline
+        )
     if logged.low is not None:
         middle = logged.low if logged.high is None else (logged.low + logged.high) / 2
-        return Preemptions(logged, logged.low, middle, logged.high, "measured", None, logged.timeline)
+        return Preemptions(
+            logged, logged.low, middle, logged.high, "measured", None, logged.timeline
+        )
     return Preemptions(logged)
 
 
-def _with_replay(findings: Sequence[Finding], answer: ReplayAnswer, preemptions: Preemptions, context: Context) -> list[Finding]:
+def _with_replay(
+    findings: Sequence[Finding], answer: ReplayAnswer, preemptions: Preemptions, context: Context
+) -> list[Finding]:
     """Put the replay's findings in place of what the queues alone suggested."""
     replayed = {f.id for f in answer.findings}
     kept = [f for f in findings if f.id not in replayed or f.proves]
@@ -168,9 +198,16 @@ def _worst(results: Sequence[EngineResult]) -> int | None:
     def key(index: int) -> tuple[int, float, float]:
         result = results[index]
         rank = RANK.index(result.verdict) if result.verdict in RANK else len(RANK)
-        if result.verdict.startswith("startup") and (result.log.facts.server, result.log.facts.run) == latest:
+        if (
+            result.verdict.startswith("startup")
+            and (result.log.facts.server, result.log.facts.run) == latest
+        ):
             rank = -1  # the server is down now
-        tail = result.answer.p99_e2e if result.answer is not None and result.answer.p99_e2e is not None else 0.0
+        tail = (
+            result.answer.p99_e2e
+            if result.answer is not None and result.answer.p99_e2e is not None
+            else 0.0
+        )
         return rank, -tail, -(result.preemptions.value or 0.0)
 
     return min(range(len(results)), key=key)

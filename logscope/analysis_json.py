@@ -13,8 +13,21 @@ from parsers.events import Coverage
 
 __all__ = ["LEDGER", "analysis_document"]
 
-LEDGER = ("queued_for_kv", "queued_for_seat", "queued_for_budget", "prefill", "decode", "interference", "preempted_wait", "recompute")
-_LATENCY = {"ttft_s": ("p50", "p90", "p99"), "e2e_s": ("p50", "p90", "p99"), "itl_s": ("p50", "p99")}
+LEDGER = (
+    "queued_for_kv",
+    "queued_for_seat",
+    "queued_for_budget",
+    "prefill",
+    "decode",
+    "interference",
+    "preempted_wait",
+    "recompute",
+)
+_LATENCY = {
+    "ttft_s": ("p50", "p90", "p99"),
+    "e2e_s": ("p50", "p90", "p99"),
+    "itl_s": ("p50", "p99"),
+}
 
 
 def analysis_document(analysis: Analysis) -> dict[str, Any]:
@@ -71,12 +84,20 @@ def _engine(result: EngineResult) -> dict[str, Any]:
         "end": iso(facts.end),
         "config": {name: facts.config.get(name) for name in SETTINGS},
         "config_basis": dict(facts.basis),
-        "kv_cache": {"tokens": facts.kv.tokens, "num_blocks": facts.kv.num_blocks, "block_size": facts.kv.block_size, "bytes": facts.kv.bytes},
+        "kv_cache": {
+            "tokens": facts.kv.tokens,
+            "num_blocks": facts.kv.num_blocks,
+            "block_size": facts.kv.block_size,
+            "bytes": facts.kv.bytes,
+        },
         "verdict": result.verdict,
         "pressure": result.pressure,
         "preemptions": _preemptions(result.preemptions),
         "latency": _latency(answer.latency if answer else None),
-        "throughput": {"prompt_tokens_per_s": result.prompt_tps, "generation_tokens_per_s": result.generation_tps},
+        "throughput": {
+            "prompt_tokens_per_s": result.prompt_tps,
+            "generation_tokens_per_s": result.generation_tps,
+        },
         "ledger": _ledger(answer.ledger if answer else None),
         "replay": _replay(result),
         "spikes": [dict(s) for s in answer.spikes] if answer else [],
@@ -86,13 +107,18 @@ def _engine(result: EngineResult) -> dict[str, Any]:
 
 def _preemptions(found: Preemptions) -> dict[str, Any]:
     return {
-        "logged": {"low": found.logged.low, "high": found.logged.high if found.logged.low is not None else None},
+        "logged": {
+            "low": found.logged.low,
+            "high": found.logged.high if found.logged.low is not None else None,
+        },
         "low": found.low,
         "value": found.value,
         "high": found.high,
         "basis": found.basis,
         "recomputed_tokens": found.recomputed_tokens,
-        "timeline": [{"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in found.timeline],
+        "timeline": [
+            {"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in found.timeline
+        ],
     }
 
 
@@ -107,14 +133,18 @@ def _sum_preemptions(parts: list[Preemptions]) -> dict[str, Any]:
     return {
         "logged": {
             "low": sum(g.low or 0 for g in logged) if logged else None,
-            "high": sum(g.high or 0 for g in logged) if logged and all(g.high is not None for g in logged) else None,
+            "high": sum(g.high or 0 for g in logged)
+            if logged and all(g.high is not None for g in logged)
+            else None,
         },
         "low": sum(p.low or 0 for p in known) if known else None,
         "value": sum(p.value or 0 for p in known) if known else None,
         "high": sum(h or 0 for h in highs) if known and None not in highs else None,
         "basis": ("inferred" if "inferred" in bases else bases.pop()) if bases else None,
         "recomputed_tokens": sum(tokens) if tokens else None,
-        "timeline": [{"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in timeline],
+        "timeline": [
+            {"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in timeline
+        ],
     }
 
 
@@ -127,12 +157,17 @@ def _latency(found: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _ledger(found: Mapping[str, Mapping[str, float]] | None) -> dict[str, Any]:
-    return {name: {label: ((found or {}).get(name) or {}).get(label) for label in LEDGER} for name in ("total_s", "slow_s", "typical_s")}
+    return {
+        name: {label: ((found or {}).get(name) or {}).get(label) for label in LEDGER}
+        for name in ("total_s", "slow_s", "typical_s")
+    }
 
 
 def _sum_ledger(results: Iterable[EngineResult], top: dict[str, Any] | None) -> dict[str, Any]:
     document = dict(top["ledger"]) if top else _ledger(None)
-    ledgers = [r.answer.ledger["total_s"] for r in results if r.answer is not None and r.answer.ledger]
+    ledgers = [
+        r.answer.ledger["total_s"] for r in results if r.answer is not None and r.answer.ledger
+    ]
     if ledgers:
         document["total_s"] = {label: sum(g.get(label, 0.0) for g in ledgers) for label in LEDGER}
     return document
@@ -166,7 +201,7 @@ def _replay(result: EngineResult) -> dict[str, Any] | None:
 
 def _finding(finding: Finding, result: EngineResult) -> dict[str, Any]:
     facts = result.log.facts
-    document = {
+    document: dict[str, Any] = {
         "id": finding.id,
         "severity": finding.severity,
         "basis": finding.basis,

@@ -11,7 +11,7 @@ class LogscopeError(Exception):
     status = 2
 
 
-class NothingToWorkOn(LogscopeError):  # noqa: N818 - named as the contract speaks of it
+class NothingToWorkOn(LogscopeError):
     """No source could be read, or none holds a vLLM record."""
 
     status = 3

@@ -12,9 +12,27 @@ from parsers.events import Event
 
 __all__ = ["CSV_COLUMNS", "csv_row", "event_object", "iso", "to_json"]
 
-CSV_COLUMNS = (
-    "source line time outer_time process pid server run engine_index level origin host unit pod container stream family variant fields"
-).split()
+CSV_COLUMNS = [
+    "source",
+    "line",
+    "time",
+    "outer_time",
+    "process",
+    "pid",
+    "server",
+    "run",
+    "engine_index",
+    "level",
+    "origin",
+    "host",
+    "unit",
+    "pod",
+    "container",
+    "stream",
+    "family",
+    "variant",
+    "fields",
+]
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -64,9 +82,13 @@ def csv_row(event: Event) -> list[str]:
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """JSON without NaN: what is not a finite number is null."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_default)
+        return json.dumps(
+            value, ensure_ascii=False, allow_nan=False, indent=indent, default=_default
+        )
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=_default)
+        return json.dumps(
+            _finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=_default
+        )
 
 
 def _default(value: Any) -> Any:

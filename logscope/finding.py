@@ -38,10 +38,16 @@ class Finding:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def evidence_of(frame: pl.DataFrame, texts: dict[tuple[str, int], str], limit: int = MAX_EVIDENCE) -> tuple[Evidence, ...]:
+def evidence_of(
+    frame: pl.DataFrame, texts: dict[tuple[str, int], str], limit: int = MAX_EVIDENCE
+) -> tuple[Evidence, ...]:
     """The first, the last and some rows in between, as evidence; `texts` holds the lines that were kept while reading."""
     rows = frame.select("source", "line").rows()
-    picked = rows if len(rows) <= limit else [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
+    picked = (
+        rows
+        if len(rows) <= limit
+        else [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
+    )
     return tuple(Evidence(s, n, texts.get((s, n), "")) for s, n in picked)
 
 

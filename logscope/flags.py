@@ -75,7 +75,12 @@ class FlagSpelling:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = resources.files("logscope").joinpath("tables").joinpath("flags.json").read_text(encoding="utf-8")
+    text = (
+        resources.files("logscope")
+        .joinpath("tables")
+        .joinpath("flags.json")
+        .read_text(encoding="utf-8")
+    )
     table: dict[str, Any] = json.loads(text)
     return table
 

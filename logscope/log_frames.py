@@ -13,6 +13,7 @@ from logscope.reading import events_in
 from logscope.times import Span
 from parsers.events import Coverage, Event
 from parsers.frames import FrameBuilder
+from parsers.reader import Keep
 
 __all__ = ["LogFrames", "read_log"]
 
@@ -37,7 +38,7 @@ def read_log(sources: Sequence[Any], span: Span, *, year: int | None = None) -> 
     builder = FrameBuilder()
     found = LogFrames({}, coverage)
     kept: list[Event] = []
-    for event in events_in(sources, coverage, Span(), year=year, keep_exceptions=True):
+    for event in events_in(sources, coverage, Span(), year=year, keep=Keep(exceptions=True)):
         if span.is_open:
             _take(found, builder, event)
         else:

@@ -7,6 +7,7 @@ Ray folds equal lines of several actors into `[repeated Nx across cluster]`, whi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -42,14 +43,16 @@ class Logged:
         return self.low is not None and self.low == self.high
 
 
-def count_counters(counters: Sequence[int | None], repeated: Sequence[int], *, from_start: bool) -> tuple[int, int | None]:
+def count_counters(
+    counters: Sequence[int | None], repeated: Sequence[int], *, from_start: bool
+) -> tuple[int, int | None]:
     """Bounds of one process's preemptions from the counters of its warnings, in order.
 
     `counters` holds None for a warning without a counter, `repeated` Ray's count of each line, `from_start` whether the process's
     start is in the log (then the counter counts only what the log saw). A counter that goes back is a restart: the process's next life.
     """
     known = [c for c in counters if c is not None]
-    steps = [b - a for a, b in zip(known, known[1:], strict=False) if b > a]
+    steps = [b - a for a, b in itertools.pairwise(known) if b > a]
     period = max(PERIOD, min(steps)) if steps and min(steps) % PERIOD == 0 else PERIOD
     low, high, unbounded = 0, 0, False
     first: int | None = None
@@ -79,7 +82,9 @@ def _life(first: int | None, last: int, period: int, from_start: bool) -> tuple[
     return last - first + 1, last + period - 1 - max(0, first - period)
 
 
-def logged_preemptions(warnings: pl.DataFrame | None, stats: pl.DataFrame | None, *, from_start: bool) -> Logged:
+def logged_preemptions(
+    warnings: pl.DataFrame | None, stats: pl.DataFrame | None, *, from_start: bool
+) -> Logged:
     """Combine the proofs of one engine's run.
 
     `warnings` are `preemption` events of the warning's kind, `stats` the run's statistics lines; both may be None or empty.
@@ -103,7 +108,10 @@ def logged_preemptions(warnings: pl.DataFrame | None, stats: pl.DataFrame | None
             low = (low or 0) + total
             high = None if high is None else high + total
             timeline += _field_timeline(stats)
-            lines += [(s, n, "") for s, n in said.filter(pl.col("preemptions") > 0).select("source", "line").rows()]
+            lines += [
+                (s, n, "")
+                for s, n in said.filter(pl.col("preemptions") > 0).select("source", "line").rows()
+            ]
     if low is None:
         return Logged()
     return Logged(low, high, tuple(timeline), tuple(lines))

@@ -23,10 +23,28 @@ def reading_options(function: F) -> F:
     """Which records are read, and on which clock."""
     for option in reversed(
         (
-            click.option("--since", type=MomentType(), metavar="TIME", help="Leave out what is before: ISO, or -2h (before the end of the log)."),
-            click.option("--until", type=MomentType(), metavar="TIME", help="Leave out what is at or after this time."),
-            click.option("--timezone", metavar="ZONE", help="Zone of --since/--until, which then look at the envelope's clock."),
-            click.option("--year", type=click.IntRange(1970, 9999), help="Year of the first record (vLLM prints none)."),
+            click.option(
+                "--since",
+                type=MomentType(),
+                metavar="TIME",
+                help="Leave out what is before: ISO, or -2h (before the end of the log).",
+            ),
+            click.option(
+                "--until",
+                type=MomentType(),
+                metavar="TIME",
+                help="Leave out what is at or after this time.",
+            ),
+            click.option(
+                "--timezone",
+                metavar="ZONE",
+                help="Zone of --since/--until, which then look at the envelope's clock.",
+            ),
+            click.option(
+                "--year",
+                type=click.IntRange(1970, 9999),
+                help="Year of the first record (vLLM prints none).",
+            ),
         )
     ):
         function = option(function)
@@ -37,9 +55,16 @@ def display_options(function: F) -> F:
     """How much is said, and in which colours."""
     for option in reversed(
         (
-            click.option("-q", "--quiet", is_flag=True, help="Results only: no notes, no progress."),
+            click.option(
+                "-q", "--quiet", is_flag=True, help="Results only: no notes, no progress."
+            ),
             click.option("-v", "--verbose", is_flag=True, help="More detail."),
-            click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True),
+            click.option(
+                "--color",
+                type=click.Choice(["auto", "always", "never"]),
+                default="auto",
+                show_default=True,
+            ),
         )
     ):
         function = option(function)
@@ -55,7 +80,9 @@ def open_sources(names: tuple[str, ...], *, timezone: str | None = None) -> list
 
     if not names:
         if sys.stdin is None or sys.stdin.isatty():
-            raise NothingToWorkOn("no log named: give a file, a folder or a glob, or pipe a log in (journalctl -u vllm | logscope analyze -)")
+            raise NothingToWorkOn(
+                "no log named: give a file, a folder or a glob, or pipe a log in (journalctl -u vllm | logscope analyze -)"
+            )
         names = ("-",)
     stdin: BinaryIO | None = sys.stdin.buffer if sys.stdin is not None else None
     return list(expand(names, stdin=stdin, timezone=timezone))

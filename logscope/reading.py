@@ -9,7 +9,7 @@ from typing import Any
 from logscope.errors import NothingToWorkOn
 from logscope.times import Span
 from parsers.events import Coverage, Event
-from parsers.reader import read_events
+from parsers.reader import Keep, read_events
 
 __all__ = ["check_something_read", "events_in", "partly_read", "problems"]
 
@@ -20,15 +20,13 @@ def events_in(
     span: Span,
     *,
     year: int | None = None,
-    keep_other: bool = False,
-    include_prompts: bool = False,
-    keep_exceptions: bool = False,
+    keep: Keep = Keep(),
 ) -> Iterator[Event]:
     """The events of `sources` within `span`, in the order of the input.
 
     A span that is relative to the log's end makes all events wait in memory until the end is known.
     """
-    events = read_events(sources, coverage, year=year, keep_other=keep_other, include_prompts=include_prompts, keep_exceptions=keep_exceptions)
+    events = read_events(sources, coverage, year=year, keep=keep)
     if span.is_open:
         return events
     return _cut(events, span)
@@ -64,12 +62,18 @@ def check_something_read(coverage: Coverage) -> None:
         return
     if coverage.other_engines:
         name = max(coverage.other_engines, key=lambda k: coverage.other_engines[k])
-        raise NothingToWorkOn(f"{_names(coverage)}: no vLLM record; the lines look like {name}'s, which logscope does not read")
+        raise NothingToWorkOn(
+            f"{_names(coverage)}: no vLLM record; the lines look like {name}'s, which logscope does not read"
+        )
     if coverage.lines == 0 and coverage.skipped_sources:
         raise NothingToWorkOn("; ".join(problems(coverage)))
     if coverage.lines == 0:
-        raise NothingToWorkOn(f"{_names(coverage)}: empty; give the log of a vLLM server (its standard output and error)")
-    raise NothingToWorkOn(f"{_names(coverage)}: {coverage.lines} lines, none of them a vLLM record; is this the server's own log?")
+        raise NothingToWorkOn(
+            f"{_names(coverage)}: empty; give the log of a vLLM server (its standard output and error)"
+        )
+    raise NothingToWorkOn(
+        f"{_names(coverage)}: {coverage.lines} lines, none of them a vLLM record; is this the server's own log?"
+    )
 
 
 def _names(coverage: Coverage) -> str:

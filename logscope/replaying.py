@@ -52,7 +52,9 @@ class ReplayAnswer:
         return float(value) if value is not None else None
 
 
-def replay_engine(log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None) -> ReplayAnswer | None:
+def replay_engine(
+    log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None
+) -> ReplayAnswer | None:
     """Infer and replay one engine's workload; None where there is nothing to replay."""
     try:
         inference = importlib.import_module("logscope.inference")

@@ -63,11 +63,16 @@ class EngineLog:
         return frame if frame is not None and frame.height else None
 
 
-def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None = None) -> list[EngineLog]:
+def engine_logs(
+    frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None = None
+) -> list[EngineLog]:
     """Split the frames by server, run and engine, and gather each engine's facts; `given` are the user's own (`--set`)."""
     found: list[EngineLog] = []
     for server, run in _runs(frames):
-        of_run = {name: frame.filter((pl.col("server") == server) & (pl.col("run") == run)) for name, frame in frames.items()}
+        of_run = {
+            name: frame.filter((pl.col("server") == server) & (pl.col("run") == run))
+            for name, frame in frames.items()
+        }
         indices = _indices(of_run)
         for index in indices:
             of_engine = dict(of_run)
@@ -75,12 +80,18 @@ def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | N
                 if name in of_engine:
                     of_engine[name] = _of_engine(of_engine[name], index, alone=len(indices) == 1)
             facts = _facts(server, run, index, of_engine, given)
-            found.append(EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices)))
+            found.append(
+                EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices))
+            )
     return found
 
 
 def _runs(frames: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
-    pairs = {(s, r) for frame in frames.values() for s, r in frame.select("server", "run").unique().rows()}
+    pairs = {
+        (s, r)
+        for frame in frames.values()
+        for s, r in frame.select("server", "run").unique().rows()
+    }
     return sorted(pairs)
 
 
@@ -99,7 +110,13 @@ def _of_engine(frame: pl.DataFrame, index: int, *, alone: bool) -> pl.DataFrame:
     return frame.filter((column == index) | column.is_null() if alone else column == index)
 
 
-def _facts(server: int, run: int, index: int, frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None) -> EngineFacts:
+def _facts(
+    server: int,
+    run: int,
+    index: int,
+    frames: Mapping[str, pl.DataFrame],
+    given: Mapping[str, Any] | None,
+) -> EngineFacts:
     rows = _setup_rows(frames)
     configuration = gather(rows, given)
     version = _last(rows, "version")
@@ -139,7 +156,7 @@ def _setup_rows(frames: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
     stats = frames.get("stats")
     if stats is not None and "num_gpu_blocks" in stats.columns:
         rows += stats.filter(pl.col("num_gpu_blocks").is_not_null()).rows(named=True)
-    return sorted(rows, key=lambda r: (r["order"]))
+    return sorted(rows, key=lambda r: r["order"])
 
 
 def _last(rows: list[dict[str, Any]], name: str) -> Any:
@@ -181,11 +198,13 @@ def _device(frames: Mapping[str, pl.DataFrame], configuration: Configuration) ->
             said = [d for d in frame["device"].drop_nulls().to_list() if d]
             if said:
                 return str(said[-1]).upper()
-    said = configuration.more.get("platform") or configuration.more.get("device")
-    return str(said).upper() if said else None
+    platform = configuration.more.get("platform") or configuration.more.get("device")
+    return str(platform).upper() if platform else None
 
 
-def _kv_cache(rows: list[dict[str, Any]], configuration: Configuration, engine: str | None) -> KvCache:
+def _kv_cache(
+    rows: list[dict[str, Any]], configuration: Configuration, engine: str | None
+) -> KvCache:
     tokens = [r["kv_cache_tokens"] for r in rows if r.get("kv_cache_tokens")]
     size = configuration.values.get("block_size")
     gib = _last(rows, "available_kv_cache_gib") or _last(rows, "kv_cache_gib")
@@ -199,37 +218,62 @@ def _complete(kv: KvCache, configuration: Configuration) -> KvCache:
     blocks, tokens = configuration.values.get("num_blocks"), kv.tokens
     if blocks is None and tokens and size:
         blocks = max(1, tokens // size)
-        configuration.set("num_blocks", blocks, "measured" if configuration.basis.get("block_size") == "measured" else "inferred")
+        configuration.set(
+            "num_blocks",
+            blocks,
+            "measured" if configuration.basis.get("block_size") == "measured" else "inferred",
+        )
     if tokens is None and blocks and size:
         tokens = blocks * size
-    if size and blocks and kv.tokens and configuration.basis.get("block_size") == "default" and kv.tokens % blocks == 0:
+    if (
+        size
+        and blocks
+        and kv.tokens
+        and configuration.basis.get("block_size") == "default"
+        and kv.tokens % blocks == 0
+    ):
         size = kv.tokens // blocks
         configuration.set("block_size", size, "measured")
     return KvCache(tokens, blocks, size, kv.bytes)
 
 
 def _span(frames: Mapping[str, pl.DataFrame]) -> tuple[datetime | None, datetime | None]:
-    times = [t for frame in frames.values() for t in (frame["at"].min(), frame["at"].max()) if isinstance(t, datetime)]
+    times = [
+        t
+        for frame in frames.values()
+        for t in (frame["at"].min(), frame["at"].max())
+        if isinstance(t, datetime)
+    ]
     return (min(times), max(times)) if times else (None, None)
 
 
-def _unsupported(configuration: Configuration, frames: Mapping[str, pl.DataFrame]) -> tuple[str, ...]:
+def _unsupported(
+    configuration: Configuration, frames: Mapping[str, pl.DataFrame]
+) -> tuple[str, ...]:
     """Features of this server that the reference engine does not model, in a user's words."""
     more, found = configuration.more, []
     stats = frames.get("stats")
     variants = set(stats["variant"].to_list()) if stats is not None else set()
-    if more.get("speculative_config") not in (None, "None") or more.get("speculative_model") not in (None, "None") or any("specdecode" in v for v in variants):
+    if (
+        more.get("speculative_config") not in (None, "None")
+        or more.get("speculative_model") not in (None, "None")
+        or any("specdecode" in v for v in variants)
+    ):
         found.append("speculative decoding")
     if more.get("enable_lora") is True:
         found.append("LoRA limits")
-    if more.get("kv_transfer_config") not in (None, "None") or any("kvtransfer" in v for v in variants):
+    if more.get("kv_transfer_config") not in (None, "None") or any(
+        "kvtransfer" in v for v in variants
+    ):
         found.append("KV connectors")
     if (configuration.values.get("pipeline_parallel_size") or 1) > 1:
         found.append("pipeline bubbles")
     return tuple(found)
 
 
-def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) -> EngineConfig | None:
+def engine_config(
+    facts: EngineFacts, changes: Mapping[str, Any] | None = None
+) -> EngineConfig | None:
     """The reference engine's configuration of a server, with `changes`; None where a size that it needs is not known."""
     value = {**facts.config, **(changes or {})}
     if not value.get("num_blocks") or not value.get("block_size"):
@@ -245,13 +289,21 @@ def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) 
         max_model_len=value["max_model_len"] or 8192,
         engine="vllm-v0" if v0 else "vllm-v1",
         version=facts.version or ("0.8.5" if v0 else "0.33.0"),
-        enable_chunked_prefill=value["enable_chunked_prefill"] if value["enable_chunked_prefill"] is not None else not v0,
-        enable_prefix_caching=value["enable_prefix_caching"] if value["enable_prefix_caching"] is not None else not v0,
+        enable_chunked_prefill=value["enable_chunked_prefill"]
+        if value["enable_chunked_prefill"] is not None
+        else not v0,
+        enable_prefix_caching=value["enable_prefix_caching"]
+        if value["enable_prefix_caching"] is not None
+        else not v0,
         policy=value["policy"] or "fcfs",
         long_prefill_token_threshold=value["long_prefill_token_threshold"] or 0,
-        reserve_full_isl=more.get("scheduler_reserve_full_isl") if isinstance(more.get("scheduler_reserve_full_isl"), bool) else None,
+        reserve_full_isl=more.get("scheduler_reserve_full_isl")
+        if isinstance(more.get("scheduler_reserve_full_isl"), bool)
+        else None,
         watermark=value["watermark"],
         async_scheduling=asynchronous in (True, "enabled"),
         num_cpu_blocks=int(more.get("num_cpu_blocks") or 0),
-        preemption_mode=more.get("preemption_mode") if more.get("preemption_mode") in ("recompute", "swap") else None,
+        preemption_mode=more.get("preemption_mode")
+        if more.get("preemption_mode") in ("recompute", "swap")
+        else None,
     )

@@ -31,12 +31,14 @@ class Moment:
         return end - timedelta(seconds=self.before_end_s)
 
 
-class MomentType(click.ParamType):
+class MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases
     """Parses `2026-05-09T10:00`, `2026-05-09 10:00:00`, `10:00` is refused (which day?), `-2h`."""
 
     name = "time"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Moment:
         """Return the `Moment`; fails with a sentence where `value` is none."""
         if isinstance(value, Moment):
             return value
@@ -46,7 +48,11 @@ class MomentType(click.ParamType):
         try:
             return Moment(when=datetime.fromisoformat(text.replace("Z", "+00:00")))
         except ValueError:
-            self.fail(f"{text!r} is no time: write 2026-05-09T10:00:00, or -2h for the last two hours of the log", param, ctx)
+            self.fail(
+                f"{text!r} is no time: write 2026-05-09T10:00:00, or -2h for the last two hours of the log",
+                param,
+                ctx,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,14 @@ import polars as pl
 from logscope.finding import Finding
 from logscope.windows import FULL_PCT
 
-__all__ = ["PROVEN", "RANK", "pressure_of_windows", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
+__all__ = [
+    "PROVEN",
+    "RANK",
+    "pressure_of_windows",
+    "verdict_of",
+    "verdict_of_ledger",
+    "verdict_of_windows",
+]
 
 PROVEN = ("startup-kv-too-small", "startup-failed", "runtime-oom", "engine-crash", "engine-stall")
 """Verdicts that the log itself proves, in the order in which they decide."""
@@ -35,7 +42,12 @@ _GROUPS = {
 }
 
 
-def verdict_of(findings: Sequence[Finding], slow_s: Mapping[str, float | None] | None, windows: pl.DataFrame | None, seats: int | None) -> str:
+def verdict_of(
+    findings: Sequence[Finding],
+    slow_s: Mapping[str, float | None] | None,
+    windows: pl.DataFrame | None,
+    seats: int | None,
+) -> str:
     """Decide for one engine; `slow_s` is the mean ledger of its slow requests where a replay with a fair fit gave one."""
     proven = {f.proves for f in findings if f.proves}
     for verdict in PROVEN:
@@ -57,17 +69,27 @@ def verdict_of_ledger(slow_s: Mapping[str, float | None]) -> str | None:
     delay = total - parts.get("prefill", 0.0) - parts.get("decode", 0.0)
     if delay < total / 3:
         return "healthy"
-    shares = {verdict: sum(parts.get(label, 0.0) for label in labels) for verdict, labels in _GROUPS.items()}
+    shares = {
+        verdict: sum(parts.get(label, 0.0) for label in labels)
+        for verdict, labels in _GROUPS.items()
+    }
     return max(shares, key=lambda v: shares[v])
 
 
-def verdict_of_windows(findings: Sequence[Finding], windows: pl.DataFrame | None, seats: int | None) -> str:
+def verdict_of_windows(
+    findings: Sequence[Finding], windows: pl.DataFrame | None, seats: int | None
+) -> str:
     """What the queues alone show: most of the waiting was for seats, or for blocks; or nobody ever waited."""
     if windows is None or windows.height < 2:
         return "not-enough-evidence"
     waiting = windows.filter(pl.col("waiting") > 0)
     full = waiting.filter(pl.col("kv_pct").fill_null(0) >= FULL_PCT)
-    at_seats = waiting.filter((pl.col("running") >= seats) & (pl.col("kv_pct").fill_null(0) < FULL_PCT)) if seats else waiting.head(0)
+    near = seats - max(1, seats // 10) if seats else 0
+    at_seats = (
+        waiting.filter((pl.col("running") >= near) & (pl.col("kv_pct").fill_null(0) < FULL_PCT))
+        if seats
+        else waiting.head(0)
+    )
     if waiting.height == 0:
         busy = windows.filter(pl.col("kv_pct").fill_null(0) >= FULL_PCT)
         return "healthy" if busy.height == 0 else "not-enough-evidence"

@@ -14,20 +14,28 @@ from reference_engine.profile import version_key
 __all__ = ["fill_defaults"]
 
 
-def fill_defaults(configuration: Configuration, engine: str | None, version: str | None, device: str | None) -> None:
+def fill_defaults(
+    configuration: Configuration, engine: str | None, version: str | None, device: str | None
+) -> None:
     """Fill what is unknown with the version's defaults, basis `default`; nothing is filled where neither engine nor version is known."""
     if engine is None and version is None:
         return
-    key = (version_key(version) if version else None) or ((0, 33, 0) if engine == "V1" else (0, 8, 5))
+    key = (version_key(version) if version else None) or (
+        (0, 33, 0) if engine == "V1" else (0, 8, 5)
+    )
     values = _v0(key, configuration) if engine == "V0" else _v1(key, configuration, device)
     for name, value in values.items():
         if configuration.values.get(name) is None and value is not None:
             configuration.set(name, value, "default")
 
 
-def _v1(key: tuple[int, int, int], configuration: Configuration, device: str | None) -> dict[str, Any]:
+def _v1(
+    key: tuple[int, int, int], configuration: Configuration, device: str | None
+) -> dict[str, Any]:
     cpu = device == "CPU"
-    world = (configuration.values.get("tensor_parallel_size") or 1) * (configuration.values.get("pipeline_parallel_size") or 1)
+    world = (configuration.values.get("tensor_parallel_size") or 1) * (
+        configuration.values.get("pipeline_parallel_size") or 1
+    )
     seats = 128 * world if cpu and key >= (0, 10, 0) else 256
     budget = 2048 * world if cpu and key >= (0, 10, 0) else 2048
     return {

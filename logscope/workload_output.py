@@ -45,8 +45,8 @@ def print_results(results: Sequence[JobResult], color: str = "auto") -> None:
     )
     for result in results:
         figures = result_object(result)
-        console.print(Text(figures["workload"], style="bold"))
-        console.print(Text(_headline(figures)))
+        console.print(Text(figures["workload"], style="bold"), soft_wrap=True)
+        console.print(Text(_headline(figures)), soft_wrap=True)
         console.print(_latencies(figures))
         console.print(_ledger(figures))
 

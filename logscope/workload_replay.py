@@ -160,7 +160,7 @@ def _run_to_end(engine: PlainReplay, job: Job) -> str | None:
 
 
 def _result(engine: PlainReplay) -> ReplayResult:
-    assert engine.log is not None  # noqa: S101 - these engines keep their steps
+    assert engine.log is not None
     return ReplayResult(engine.config, engine.all_records(), engine.gaps, engine.log)
 
 

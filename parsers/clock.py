@@ -27,7 +27,9 @@ class RecordClock:
     def __init__(self, year: int | None = None, modified_us: int | None = None) -> None:
         self._year = year
         self._fixed = year is not None
-        self._modified = None if modified_us is None else from_epoch_us(modified_us).replace(tzinfo=None)
+        self._modified = (
+            None if modified_us is None else from_epoch_us(modified_us).replace(tzinfo=None)
+        )
         self._last: datetime | None = None
         self.backwards = 0
 
@@ -50,7 +52,9 @@ class RecordClock:
     def _year_of(self, stamp: Stamp, outer_us: int | None) -> int:
         if outer_us is not None and not self._fixed:
             outer = from_epoch_us(outer_us).replace(tzinfo=None)
-            dates = [d for y in (outer.year - 1, outer.year, outer.year + 1) if (d := _date(y, stamp))]
+            dates = [
+                d for y in (outer.year - 1, outer.year, outer.year + 1) if (d := _date(y, stamp))
+            ]
             return min(dates, key=lambda d: abs(d - outer)).year if dates else outer.year
         if self._year is None:
             return self._first_year(stamp)

@@ -90,7 +90,9 @@ def frames_of(events: Iterable[Event]) -> dict[str, pl.DataFrame]:
 
 
 def _row(event: Event, order: int, at: datetime | None) -> dict[str, Any]:
-    outer = None if event.outer_us is None else from_epoch_us(event.outer_us).astimezone(timezone.utc)
+    outer = (
+        None if event.outer_us is None else from_epoch_us(event.outer_us).astimezone(timezone.utc)
+    )
     return {
         "order": order,
         "source": event.source,
@@ -123,10 +125,7 @@ def _frame(family: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
         fields = row["fields"]
         for name in COMMON:
             columns[name].append(row[name])
-        rest = {}
-        for name, value in fields.items():
-            if name not in schema or name in COMMON:
-                rest[name] = value
+        rest = {k: v for k, v in fields.items() if k not in schema or k in COMMON}
         for name, dtype in schema.items():
             if name not in COMMON:
                 value, fits = _fit(fields.get(name), dtype)
@@ -135,7 +134,9 @@ def _frame(family: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
                     rest[name] = fields[name]
         columns["extra"].append(json.dumps(rest, default=str, ensure_ascii=False) if rest else None)
     types = {**{k: v for k, v in schema.items() if k not in COMMON}, **COMMON, "extra": pl.String()}
-    return pl.DataFrame({k: pl.Series(k, v, dtype=types[k], strict=False) for k, v in columns.items()})
+    return pl.DataFrame(
+        {k: pl.Series(k, v, dtype=types[k], strict=False) for k, v in columns.items()}
+    )
 
 
 def _fit(value: Any, dtype: pl.DataType) -> tuple[Any, bool]:
@@ -143,13 +144,26 @@ def _fit(value: Any, dtype: pl.DataType) -> tuple[Any, bool]:
     if value is None:
         return None, True
     if dtype == pl.String():
-        return (value, True) if isinstance(value, str) else (json.dumps(value, default=str, ensure_ascii=False), True)
+        return (
+            (value, True)
+            if isinstance(value, str)
+            else (json.dumps(value, default=str, ensure_ascii=False), True)
+        )
     if dtype == pl.Boolean():
         return (value, True) if isinstance(value, bool) else (None, False)
     if dtype.is_integer():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) >= 2**62:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or value != value
+            or abs(value) >= 2**62
+        ):
             return None, False
         return (int(value), True) if int(value) == value else (None, False)
     if dtype.is_float():
-        return (float(value), True) if isinstance(value, (int, float)) and not isinstance(value, bool) else (None, False)
+        return (
+            (float(value), True)
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+            else (None, False)
+        )
     return value, True

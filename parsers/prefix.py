@@ -40,7 +40,9 @@ _HEADER = re.compile(
 )
 # VLLM_LOGGING_PREFIX: any text; only "[node-a] " or one word are accepted, or prose that quotes a log would be a record.
 _USER_PREFIX = re.compile(r"(?:\[[^\]\s][^\]]{0,60}\] ?|[^\s\"'()\[\]{}]{1,60}[|>:] ?)")
-_REPEATED = re.compile(r" ?\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$")
+_REPEATED = re.compile(
+    r" ?\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$"
+)
 _GLUED = re.compile(
     r"(?:\([A-Za-z_][^()\s]{0,80}(?: rank=\d+)? pid=\d{1,9}\) )?"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-6]\d "
@@ -76,7 +78,14 @@ _NO_TAGS = Tags(None, None, (), 0)
 
 def strip_ansi(text: str) -> str:
     """Return `text` without terminal colour codes, also the damaged ones."""
-    if "\x1b" in text or "[0" in text or "[1" in text or "[3" in text or "[9" in text or "^[" in text:
+    if (
+        "\x1b" in text
+        or "[0" in text
+        or "[1" in text
+        or "[3" in text
+        or "[9" in text
+        or "^[" in text
+    ):
         return _ANSI.sub("", text)
     return text
 
@@ -111,11 +120,19 @@ def parse_header(text: str) -> Header | None:
         match = _HEADER.match(text, tags.start)
         if match is None:
             return None
-    stamp = (int(match["month"]), int(match["day"]), int(match["hour"]), int(match["minute"]), int(match["second"]))
+    stamp = (
+        int(match["month"]),
+        int(match["day"]),
+        int(match["hour"]),
+        int(match["minute"]),
+        int(match["second"]),
+    )
     if not (1 <= stamp[0] <= 12 and 1 <= stamp[1] <= 31 and stamp[2] < 24 and stamp[4] < 61):
         return None
     file, line = match["file"] or match["file_old"], match["line"] or match["line_old"]
-    return Header(match["level"], stamp, f"{file}:{line}", match.end(), tags.process, tags.pid, tags.actors)
+    return Header(
+        match["level"], stamp, f"{file}:{line}", match.end(), tags.process, tags.pid, tags.actors
+    )
 
 
 def split_repeated(message: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -14,13 +15,15 @@ from parsers.lines import Line
 from parsers.records import Record, RecordText, read_records
 from parsers.sessions import Sessions, engine_index
 
-__all__ = ["LogSource", "read_events", "read_lines"]
+__all__ = ["Keep", "LogSource", "read_events", "read_lines"]
 
 MAX_TEXT = 400
 MAX_SAMPLES = 5
 _ERROR_LEVELS = ("ERROR", "CRITICAL")
 # The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
-_EXCEPTION = re.compile(r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$")
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
+)
 _OTHER_ENGINES = (
     ("SGLang", re.compile(r"#running-req: |#queue-req: |#new-token: |Retract requests")),
     ("TGI", re.compile(r"text_generation_(?:router|launcher|server)")),
@@ -30,20 +33,36 @@ _OTHER_ENGINES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What is kept beside the events of the known families.
+
+    `other`: each vLLM record of no known family, as family `other` with its `message`. `prompts`: prompts, token ids and outputs, of
+    which else only the lengths remain (`prompt_chars`). `exceptions`: the last line of a traceback that no family knows, as family
+    `exception`.
+    """
+
+    other: bool = False
+    prompts: bool = False
+    exceptions: bool = False
+
+
 class LogSource(Protocol):
     """What this module needs of a source (`parsers.sources.Source` is one)."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def group(self) -> str: ...  # noqa: D102
+    def group(self) -> str: ...
     @property
-    def modified_us(self) -> int | None: ...  # noqa: D102
+    def modified_us(self) -> int | None: ...
     @property
-    def problem(self) -> str | None: ...  # noqa: D102
+    def size(self) -> int | None: ...
     @property
-    def loss(self) -> Any: ...  # noqa: D102
-    def lines(self) -> Iterator[Line]: ...  # noqa: D102
+    def problem(self) -> str | None: ...
+    @property
+    def loss(self) -> Any: ...
+    def lines(self) -> Iterator[Line]: ...
 
 
 def read_events(
@@ -51,16 +70,11 @@ def read_events(
     coverage: Coverage,
     *,
     year: int | None = None,
-    keep_other: bool = False,
-    include_prompts: bool = False,
-    keep_exceptions: bool = False,
+    keep: Keep = Keep(),
 ) -> Iterator[Event]:
     """Yield the events of `sources` in their order; `coverage` is filled as the reading goes on.
 
-    With `keep_other` each vLLM record of no known family is an event of family `other` with its `message`. Prompts, token
-    ids and outputs are replaced by their lengths (`prompt_chars`) unless `include_prompts`. With `keep_exceptions` the last
-    line of a traceback that no family knows is an event of family `exception`. A source that cannot be read
-    is noted in `coverage.skipped_sources`, the others go on.
+    A source that cannot be read is noted in `coverage.skipped_sources`, the others go on.
     """
     sessions = Sessions()
     clocks: dict[str, RecordClock] = {}
@@ -70,11 +84,9 @@ def read_events(
             continue
         clock = clocks.setdefault(source.group, RecordClock(year, source.modified_us))
         coverage.sources.append(source.name)
-        reader = _SourceReader(
-            source.name, source.group, clock, sessions, coverage, keep_other, include_prompts
-        )
+        reader = _SourceReader(source.name, source.group, clock, sessions, coverage, keep)
         yield from reader.read(source.lines())
-        coverage.bytes += source.loss.bytes
+        coverage.bytes += source.size if source.size is not None else reader.chars
         coverage.truncated += source.loss.truncated
         if source.loss.problem is not None or source.problem is not None:
             coverage.partly = True
@@ -88,9 +100,7 @@ def read_lines(
     lines: Iterable[Line], coverage: Coverage, *, name: str = "-", year: int | None = None
 ) -> Iterator[Event]:
     """Yield the events of lines that come from nowhere in particular (a live stream, a test)."""
-    return _SourceReader(name, name, RecordClock(year), Sessions(), coverage, False, False).read(
-        lines
-    )
+    return _SourceReader(name, name, RecordClock(year), Sessions(), coverage, Keep()).read(lines)
 
 
 def _skip(coverage: Coverage, source: LogSource) -> None:
@@ -108,13 +118,11 @@ class _SourceReader:
         clock: RecordClock,
         sessions: Sessions,
         coverage: Coverage,
-        keep_other: bool,
-        include_prompts: bool,
-        keep_exceptions: bool = False,
+        keep: Keep,
     ) -> None:
         self.name, self.group, self.clock, self.sessions = name, group, clock, sessions
-        self.coverage, self.keep_other, self.include_prompts = coverage, keep_other, include_prompts
-        self.keep_exceptions = keep_exceptions
+        self.coverage, self.keep = coverage, keep
+        self.chars = 0
 
     def read(self, lines: Iterable[Line]) -> Iterator[Event]:
         for record in read_records(self._counted(lines)):
@@ -127,12 +135,13 @@ class _SourceReader:
         coverage = self.coverage
         for line in lines:
             coverage.lines += 1
+            self.chars += len(line.text) + 1
             yield line
 
     def _record(self, record: Record) -> Iterator[Event]:
         self.coverage.vllm_records += 1
         header = record.header
-        assert header is not None  # noqa: S101
+        assert header is not None
         time = self._time(record)
         found, number, used = _match(record)
         if found is not None:
@@ -140,7 +149,7 @@ class _SourceReader:
         else:
             self.coverage.other_records += 1
             self._sample_warning(record)
-            if self.keep_other:
+            if self.keep.other:
                 other = families.Match("other", "other", {"message": record.message})
                 yield self._event(record, other, record.number, time)
                 self.coverage.events -= 1
@@ -154,7 +163,7 @@ class _SourceReader:
             found = families.match(part.text, prefixed=False)
         if found is None:
             self.coverage.foreign_lines += 1
-            if self.keep_exceptions and _EXCEPTION.match(part.text):
+            if self.keep.exceptions and _EXCEPTION.match(part.text):
                 yield self._exception(record, part)
             for engine, pattern in _OTHER_ENGINES:
                 if pattern.search(part.text):
@@ -191,7 +200,7 @@ class _SourceReader:
     ) -> Event:
         self.coverage.events += 1
         fields = dict(found.fields)
-        if not self.include_prompts and found.prompt_fields:
+        if not self.keep.prompts and found.prompt_fields:
             _hide(fields, found.prompt_fields)
         place = self.sessions.place(self.group, record, found.family, found.variant, fields)
         outer, header = record.outer, record.header

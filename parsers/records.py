@@ -225,7 +225,7 @@ class _Assembler:
         self.held.append(line)
         self.held_chars += len(line.text)
         pending = self.pending
-        assert pending is not None  # noqa: S101 - held lines always have a record before them
+        assert pending is not None
         if _CLIENT_CLOSE.search(line.text):
             header = parse_header(strip_ansi(line.text))
             if header is not None and _CLIENT_OPEN.match(strip_ansi(line.text), header.start):
@@ -295,7 +295,7 @@ def _glued_at(text: str, header: Header | None, first: bool) -> int:
 def _from_json(line: Line) -> Record:
     """A record of vLLM's JSON formatter (0.32.0 on): the stream itself gives level, time and process."""
     found = line.record
-    assert found is not None  # noqa: S101
+    assert found is not None
     stamp = (
         (1, 1, 0, 0, 0)
         if found.time is None

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from logscope.options import display_options, open_sources, reading_options, source_argument, write_json
+from logscope.options import (
+    display_options,
+    open_sources,
+    reading_options,
+    source_argument,
+    write_json,
+)
 from logscope.times import Moment, Span
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from logscope.analysis import Analysis
 
 __all__ = ["command"]
 
@@ -17,13 +29,44 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
 @click.command("analyze")
 @source_argument
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the machine-readable result.")
-@click.option("--html", "html_target", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the report.")
-@click.option("--plotlyjs", type=click.Choice(["inline", "cdn", "directory"]), default="inline", show_default=True, help="Where the report's chart script is.")
-@click.option("--frames", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write the frames as Parquet.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Tell a setting that the log does not.")
-@click.option("--no-replay", is_flag=True, help="Look at the log alone: no inference, no latencies.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same input and seed, same output.")
-@click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with status 1 where a finding is as severe.")
+@click.option(
+    "--html",
+    "html_target",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the report.",
+)
+@click.option(
+    "--plotlyjs",
+    type=click.Choice(["inline", "cdn", "directory"]),
+    default="inline",
+    show_default=True,
+    help="Where the report's chart script is.",
+)
+@click.option(
+    "--frames",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the frames as Parquet.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Tell a setting that the log does not.",
+)
+@click.option(
+    "--no-replay", is_flag=True, help="Look at the log alone: no inference, no latencies."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Same input and seed, same output."
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["warning", "critical"]),
+    help="Exit with status 1 where a finding is as severe.",
+)
 @reading_options
 @display_options
 @click.pass_context
@@ -87,30 +130,35 @@ def command(
     if json_target != "-":
         from logscope.terminal.answer import print_answer
 
-        print_answer(document, verbose=verbose, color=color)
-    if fail_on is not None and any(f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]):
+        print_answer(document, verbose=verbose, color=color, series=_series(found))
+    if fail_on is not None and any(
+        f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]
+    ):
         ctx.exit(1)
     if partly_read(data.coverage):
         ctx.exit(4)
 
 
-def _report_frames(found: object) -> dict[str, object]:
-    from logscope.analysis import Analysis
+def _series(found: Analysis) -> dict[str, list[float | None]]:
+    """The worst engine's observed series, for the bars of the terminal answer."""
+    worst = found.worst_result
+    if worst is None or worst.windows is None:
+        return {}
+    names = {"Running": "running", "Waiting": "waiting", "KV usage": "kv_pct"}
+    return {word: worst.windows[name].to_list() for word, name in names.items()}
 
-    assert isinstance(found, Analysis)  # noqa: S101
-    frames: dict[str, object] = dict(found.data.frames)
+
+def _report_frames(found: Analysis) -> dict[str, pl.DataFrame]:
+    frames = dict(found.data.frames)
     worst = found.worst_result
     if worst is not None and worst.answer is not None:
         frames |= dict(worst.answer.frames)
     return frames
 
 
-def _write_frames(found: object, folder: Path) -> None:
-    import polars as pl
-
+def _write_frames(found: Analysis, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in _report_frames(found).items():
-        assert isinstance(frame, pl.DataFrame)  # noqa: S101
         part = folder / f".{name}.parquet.part"
         frame.write_parquet(part)
         part.replace(folder / f"{name}.parquet")

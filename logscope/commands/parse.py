@@ -18,10 +18,28 @@ __all__ = ["command"]
 
 @click.command("parse")
 @source_argument
-@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True, help="Form on standard output.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write one Parquet file a family instead.")
-@click.option("--all", "keep_other", is_flag=True, help="Also every other vLLM record, as family `other`.")
-@click.option("--include-prompts", is_flag=True, help="Keep prompts, token ids and outputs (left out otherwise).")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv"]),
+    default="jsonl",
+    show_default=True,
+    help="Form on standard output.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write one Parquet file a family instead.",
+)
+@click.option(
+    "--all", "keep_other", is_flag=True, help="Also every other vLLM record, as family `other`."
+)
+@click.option(
+    "--include-prompts",
+    is_flag=True,
+    help="Keep prompts, token ids and outputs (left out otherwise).",
+)
 @reading_options
 @display_options
 @click.pass_context
@@ -49,11 +67,12 @@ def command(
       logscope parse server.log | jq 'select(.family == "stats")'
     """
     from logscope.reading import check_something_read, events_in, partly_read, problems
+    from parsers.reader import Keep
 
     coverage = Coverage()
     span = Span(since, until, timezone)
     opened = open_sources(sources, timezone=timezone)
-    events = events_in(opened, coverage, span, year=year, keep_other=keep_other, include_prompts=include_prompts)
+    events = events_in(opened, coverage, span, year=year, keep=Keep(keep_other, include_prompts))
     if output is not None:
         _write_parquet(events, output)
     elif form == "csv":

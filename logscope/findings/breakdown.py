@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import polars as pl
 
@@ -29,7 +32,18 @@ def runtime_oom(context: Context) -> list[Finding]:
         return []
     start, end = seconds(rows["at"].to_list())
     title = "The GPU ran out of memory while serving: lower gpu_memory_utilization or max_num_batched_tokens (never raise them)"
-    return [Finding("runtime-oom", "critical", "measured", title, start, end, evidence_of(rows, context.texts), "runtime-oom")]
+    return [
+        Finding(
+            "runtime-oom",
+            "critical",
+            "measured",
+            title,
+            start,
+            end,
+            evidence_of(rows, context.texts),
+            "runtime-oom",
+        )
+    ]
 
 
 def engine_crash(context: Context) -> list[Finding]:
@@ -41,7 +55,18 @@ def engine_crash(context: Context) -> list[Finding]:
         if rows.height:
             start, end = seconds(rows["at"].to_list())
             title = "The V0 engine died because a preempted request found no CPU swap space: raise --swap-space, or preempt by recomputation"
-            return [Finding("engine-crash", "critical", "measured", title, start, end, evidence_of(rows, context.texts), "engine-crash")]
+            return [
+                Finding(
+                    "engine-crash",
+                    "critical",
+                    "measured",
+                    title,
+                    start,
+                    end,
+                    evidence_of(rows, context.texts),
+                    "engine-crash",
+                )
+            ]
     runtime = log.get("runtime")
     if runtime is None or not context.served:
         return []
@@ -52,7 +77,9 @@ def engine_crash(context: Context) -> list[Finding]:
     cause = f": {context.exceptions[0].text.strip()}" if context.exceptions else ""
     title = f"The engine died while serving{cause}; its requests failed"
     evidence = evidence_of(dead, context.texts) + tuple(context.exceptions[:2])
-    return [Finding("engine-crash", "critical", "measured", title, start, end, evidence, "engine-crash")]
+    return [
+        Finding("engine-crash", "critical", "measured", title, start, end, evidence, "engine-crash")
+    ]
 
 
 def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
@@ -65,7 +92,12 @@ def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
     # The processes of a group get the signal together: one may be gone before the other says that it stops.
     died, said = dead["at"].min(), stop.filter(pl.col("order") > first)["at"].min()
     told = "signal" in stop.columns and stop["signal"].drop_nulls().len() > 0
-    return told and isinstance(died, datetime) and isinstance(said, datetime) and said - died <= timedelta(seconds=CLEAN_STOP_S)
+    return (
+        told
+        and isinstance(died, datetime)
+        and isinstance(said, datetime)
+        and said - died <= timedelta(seconds=CLEAN_STOP_S)
+    )
 
 
 def engine_stall(context: Context) -> list[Finding]:
@@ -77,7 +109,7 @@ def engine_stall(context: Context) -> list[Finding]:
     limit = max(3 * usual, MIN_SILENCE_S)
     found = []
     rows = windows.rows(named=True)
-    for here, after in zip(rows, rows[1:], strict=False):
+    for here, after in itertools.pairwise(rows):
         silence = (after["end"] - here["end"]).total_seconds()
         # One line may follow the stop: what ran in the gap is then credited at its end.
         moved = ((after["generation_tps"] or 0) + (after["prompt_tps"] or 0)) * silence
@@ -88,41 +120,57 @@ def engine_stall(context: Context) -> list[Finding]:
     return found + _zero_windows(context, rows)
 
 
-def _queued(row: dict[str, float]) -> bool:
-    return row["waiting"] > 0
+def _queued(row: Mapping[str, Any]) -> bool:
+    return bool(row["waiting"] > 0)
 
 
-def _stall(context: Context, row: dict[str, object], start: datetime, end: datetime, silence: float) -> Finding:
+def _stall(
+    context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float
+) -> Finding:
     line = (str(row["source"]), int(str(row["line"])))
-    title = (
-        f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
-    )
+    title = f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
     evidence = (Evidence(*line, context.texts.get(line, "")),)
-    return Finding("engine-stall", "critical", "measured", title, start, end, evidence, "engine-stall")
+    return Finding(
+        "engine-stall", "critical", "measured", title, start, end, evidence, "engine-stall"
+    )
 
 
-def _silent_end(context: Context, last: dict[str, object], limit: float) -> list[Finding]:
+def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list[Finding]:
     """The statistics end with a queue, and the log goes on without them."""
     log = context.log
-    if not _queued(last) or _stopped_after(context, int(str(last["order"]))):  # type: ignore[arg-type]
+    order = int(str(last["order"]))
+    if not _queued(last) or _stopped_after(context, order):
         return []
     end = last["end"]
-    assert isinstance(end, datetime)  # noqa: S101
+    assert isinstance(end, datetime)
     later = [_latest(f, end) for name, f in log.frames.items() if name != "shutdown"]
     latest = max((t for t in later if t is not None), default=end)
-    silence = max((latest - end).total_seconds(), _outer_silence(context, int(str(last["order"]))))
+    silence = max((latest - end).total_seconds(), _outer_silence(context, order))
     if silence > limit:
         return [_stall(context, last, end, end + timedelta(seconds=silence), silence)]
     http = log.get("http")
     if http is None or "path" not in http.columns:
         return []
-    probes = http.filter((pl.col("order") > last["order"]) & pl.col("path").is_in(["/health", "/ping", "/metrics"]))
+    probes = http.filter(
+        (pl.col("order") > order) & pl.col("path").is_in(["/health", "/ping", "/metrics"])
+    )
     others = log.get("request")
-    moved = others is not None and others.filter(pl.col("order") > last["order"]).height > 0
+    moved = others is not None and others.filter(pl.col("order") > order).height > 0
     if probes.height >= PROBES_OF_A_STALL and not moved and last["running"] == 0:
         title = f"After its last statistics line ({last['waiting']:.0f} waiting, none running) the server only answered {probes.height} health probes: it hung"
         key = (str(last["source"]), int(str(last["line"])))
-        return [Finding("engine-stall", "critical", "measured", title, end, None, (Evidence(*key, context.texts.get(key, "")),), "engine-stall")]
+        return [
+            Finding(
+                "engine-stall",
+                "critical",
+                "measured",
+                title,
+                end,
+                None,
+                (Evidence(*key, context.texts.get(key, "")),),
+                "engine-stall",
+            )
+        ]
     return []
 
 
@@ -137,7 +185,11 @@ def _outer_silence(context: Context, order: int) -> float:
     stats = context.log.frames["stats"].filter(pl.col("order") == order)["outer_time"].to_list()
     if not stats or stats[0] is None:
         return 0.0
-    latest = [t for name, f in context.log.frames.items() if name != "shutdown" and isinstance(t := f["outer_time"].max(), datetime)]
+    latest = [
+        t
+        for name, f in context.log.frames.items()
+        if name != "shutdown" and isinstance(t := f["outer_time"].max(), datetime)
+    ]
     return float((max(latest) - stats[0]).total_seconds()) if latest else 0.0
 
 
@@ -146,17 +198,17 @@ def _stopped_after(context: Context, order: int) -> bool:
     return stop is not None and stop.filter(pl.col("order") > order).height > 0
 
 
-def _zero_windows(context: Context, rows: list[dict[str, object]]) -> list[Finding]:
+def _zero_windows(context: Context, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Before 0.8.5 (and at DEBUG) a stuck engine goes on printing: zero tokens, and a queue."""
     found, run = [], []
     for row in [*rows, None]:
-        if row is not None and row["idle"] and row["generation_tps"] is not None and _queued(row):  # type: ignore[arg-type]
+        if row is not None and row["idle"] and row["generation_tps"] is not None and _queued(row):
             run.append(row)
             continue
         if len(run) >= ZERO_WINDOWS_OF_A_STALL:
             start, end = run[0]["end"], run[-1]["end"]
-            assert isinstance(start, datetime)  # noqa: S101
-            assert isinstance(end, datetime)  # noqa: S101
+            assert isinstance(start, datetime)
+            assert isinstance(end, datetime)
             silence = (end - start).total_seconds()
             if silence > MIN_SILENCE_S:
                 found.append(_stall(context, run[0], start, end, silence))

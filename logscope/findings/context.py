@@ -27,12 +27,16 @@ class Context:
     @property
     def served(self) -> bool:
         """Whether the server came up: it printed statistics, took requests, or said that it listens."""
-        if any(self.log.get(f) is not None for f in ("stats", "request", "iteration", "preemption")):
+        if any(
+            self.log.get(f) is not None for f in ("stats", "request", "iteration", "preemption")
+        ):
             return True
         http = self.log.get("http")
         return http is not None and http.height > 0
 
 
-def context_of(log: EngineLog, logged: Logged, texts: dict[tuple[str, int], str], exceptions: list[Evidence]) -> Context:
+def context_of(
+    log: EngineLog, logged: Logged, texts: dict[tuple[str, int], str], exceptions: list[Evidence]
+) -> Context:
     """Prepare an engine's context."""
     return Context(log, stats_windows(log.get("stats")), logged, texts, exceptions)

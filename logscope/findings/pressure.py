@@ -36,7 +36,18 @@ def logged_preemption(context: Context) -> list[Finding]:
         title += "; KV usage was low, so it was priority and not space that evicted them"
     severity = "critical" if logged.low >= 3 else "warning"
     proves = None if by_priority else "kv-capacity"
-    return [Finding("kv-preemption", severity, "measured", title, start, end, evidence_of(rows, context.texts), proves)]
+    return [
+        Finding(
+            "kv-preemption",
+            severity,
+            "measured",
+            title,
+            start,
+            end,
+            evidence_of(rows, context.texts),
+            proves,
+        )
+    ]
 
 
 def _by_priority(context: Context) -> bool:
@@ -60,12 +71,22 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     if full.height < MIN_WINDOWS:
         return []
     start, end = seconds(full["end"].to_list())
-    queue = full["waiting"].max()
+    queue = _highest(full, "waiting")
     title = (
         f"KV cache full with a queue in {full.height} of {windows.height} intervals (up to {queue:.0f} waiting):"
         f" requests wait for blocks{', not for a seat' if seats else ''}"
     )
-    return [Finding("kv-admission-wait", "warning", "measured", title, start, end, evidence_of(full, context.texts))]
+    return [
+        Finding(
+            "kv-admission-wait",
+            "warning",
+            "measured",
+            title,
+            start,
+            end,
+            evidence_of(full, context.texts),
+        )
+    ]
 
 
 def seat_queue(context: Context) -> list[Finding]:
@@ -74,13 +95,34 @@ def seat_queue(context: Context) -> list[Finding]:
     if windows is None or not seats:
         return []
     measured = context.log.facts.basis.get("max_num_seqs") in ("measured", "given")
-    at_limit = windows.filter((pl.col("running") >= seats) & (pl.col("waiting") > 0) & (pl.col("kv_pct").fill_null(0) < SEAT_KV_PCT))
+    # The line is taken after finished requests gave up their seats: a full house shows a few free ones.
+    near = seats - max(1, seats // 10)
+    at_limit = windows.filter(
+        (pl.col("running") >= near)
+        & (pl.col("waiting") > 0)
+        & (pl.col("kv_pct").fill_null(0) < SEAT_KV_PCT)
+    )
     if at_limit.height < MIN_WINDOWS:
         return []
     start, end = seconds(at_limit["end"].to_list())
-    queue, usage = at_limit["waiting"].max(), at_limit["kv_pct"].max()
+    queue, usage = _highest(at_limit, "waiting"), _highest(at_limit, "kv_pct")
     title = (
         f"All {seats} seats (max_num_seqs) were taken with up to {queue:.0f} requests waiting in {at_limit.height} of {windows.height} intervals,"
         f" while KV usage was {usage:.0f} % at most: space is not what they waited for"
     )
-    return [Finding("seat-limit", "warning", "measured" if measured else "inferred", title, start, end, evidence_of(at_limit, context.texts))]
+    return [
+        Finding(
+            "seat-limit",
+            "warning",
+            "measured" if measured else "inferred",
+            title,
+            start,
+            end,
+            evidence_of(at_limit, context.texts),
+        )
+    ]
+
+
+def _highest(windows: pl.DataFrame, name: str) -> float:
+    value = windows[name].max()
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -28,7 +28,18 @@ def failed_start(context: Context) -> list[Finding]:
     if reason is None:
         return []
     start, end = log.facts.start, log.facts.end
-    return [Finding("startup-failed", "critical", "measured", f"The server did not start: {reason}", start, end, evidence, "startup-failed")]
+    return [
+        Finding(
+            "startup-failed",
+            "critical",
+            "measured",
+            f"The server did not start: {reason}",
+            start,
+            end,
+            evidence,
+            "startup-failed",
+        )
+    ]
 
 
 def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
@@ -43,7 +54,17 @@ def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
         "needed_gib": told.get("needed_gib"),
         "available_gib": told.get("available_kv_cache_gib"),
     }
-    return Finding("startup-kv-too-small", "critical", "measured", title, start, end, evidence_of(errors, context.texts), "startup-kv-too-small", facts)
+    return Finding(
+        "startup-kv-too-small",
+        "critical",
+        "measured",
+        title,
+        start,
+        end,
+        evidence_of(errors, context.texts),
+        "startup-kv-too-small",
+        facts,
+    )
 
 
 def _fits(row: dict[str, Any]) -> int | None:
@@ -52,14 +73,22 @@ def _fits(row: dict[str, Any]) -> int | None:
         return int(row["estimated_max_model_len"])
     if row.get("kv_cache_tokens"):
         return int(row["kv_cache_tokens"])
-    needed, free, length = row.get("needed_gib"), row.get("available_kv_cache_gib"), row.get("max_model_len")
+    needed, free, length = (
+        row.get("needed_gib"),
+        row.get("available_kv_cache_gib"),
+        row.get("max_model_len"),
+    )
     if needed and free is not None and length:
         return int(length * free / needed)
     return None
 
 
 def _space_sentence(row: dict[str, Any], fits: int | None) -> str:
-    length, needed, free = row.get("max_model_len"), row.get("needed_gib"), row.get("available_kv_cache_gib")
+    length, needed, free = (
+        row.get("max_model_len"),
+        row.get("needed_gib"),
+        row.get("available_kv_cache_gib"),
+    )
     end = f"; the largest max_model_len that fits is {fits:,}" if fits else ""
     if length and needed is not None and free is not None:
         return f"One request of max_model_len {length:,} tokens needs {needed:g} GiB of KV cache and {free:g} GiB is there{end}"
@@ -68,7 +97,9 @@ def _space_sentence(row: dict[str, Any], fits: int | None) -> str:
     return "No memory is left for the KV cache after weights and activations: raise gpu_memory_utilization, free the GPU, or take a smaller model"
 
 
-def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, tuple[Evidence, ...]]:
+def _reason(
+    context: Context, errors: pl.DataFrame | None
+) -> tuple[str | None, tuple[Evidence, ...]]:
     """The cause that the log names, best first: a memory error, an out-of-memory error, the last exception, a process that died."""
     if errors is not None and errors.height:
         row = errors.rows(named=True)[-1]
@@ -86,9 +117,16 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
             return "out of GPU memory while it started", evidence_of(memory, context.texts)
     if context.exceptions:
         last = context.exceptions[-1]
-        return last.text.strip(), tuple(context.exceptions[-3:])
+        return _plain(last.text), tuple(context.exceptions[-3:])
     if runtime is not None:
         died = runtime.filter(pl.col("variant").str.contains("dead|died|fatal|worker_exc"))
         if died.height:
-            return "an engine process died; the log does not say why", evidence_of(died, context.texts)
+            return "an engine process died; the log does not say why", evidence_of(
+                died, context.texts
+            )
     return None, ()
+
+
+def _plain(text: str) -> str:
+    """An exception's last line without pydantic's wrapping."""
+    return text.strip().removeprefix("Value error, ").split(" [type=")[0]

@@ -17,28 +17,64 @@ def coverage(context: Context) -> list[Finding]:
     if not context.served:
         return []
     stats, facts = log.get("stats"), log.facts
-    if stats is not None and "variant" in stats.columns and stats.filter(pl.col("variant").str.contains("stats_disabled")).height:
+    if (
+        stats is not None
+        and "variant" in stats.columns
+        and stats.filter(pl.col("variant").str.contains("stats_disabled")).height
+    ):
         text = "Statistics are off because the server has several API servers: start it with --api-server-count 1 to see the queues"
-        return [Finding("coverage", "warning", "measured", text, evidence=evidence_of(stats, context.texts, 1))]
+        return [
+            Finding(
+                "coverage",
+                "warning",
+                "measured",
+                text,
+                evidence=evidence_of(stats, context.texts, 1),
+            )
+        ]
     if context.windows is None:
-        said.append("No periodic statistics in this log: running, waiting and KV usage are not visible (start without --disable-log-stats)")
-    elif stats is not None and "aggregated" in stats.columns and stats["aggregated"].fill_null(False).any():  # noqa: FBT003
-        said.append("Statistics are means over several engines: one full engine is hidden (start without --aggregate-engine-logging)")
+        said.append(
+            "No periodic statistics in this log: running, waiting and KV usage are not visible (start without --disable-log-stats)"
+        )
+    elif (
+        stats is not None
+        and "aggregated" in stats.columns
+        and stats["aggregated"].fill_null(False).any()
+    ):
+        said.append(
+            "Statistics are means over several engines: one full engine is hidden (start without --aggregate-engine-logging)"
+        )
     if facts.engine == "V1" and context.logged.low is None:
-        said.append("vLLM V1 logs no preemption: its count is inferred; /metrics vllm:num_preemptions_total proves it (give a scrape with --metrics)")
+        said.append(
+            "vLLM V1 logs no preemption: its count is inferred; /metrics vllm:num_preemptions_total proves it (give a scrape with --metrics)"
+        )
     key = version_key(facts.version) if facts.version else None
     if log.get("request") is None:
-        flag = "--enable-log-requests" if key is None or key >= (0, 10, 1) else "no --disable-log-requests"
-        said.append(f"No request lines: arrivals are guessed from access lines and totals (start with {flag})")
+        flag = (
+            "--enable-log-requests"
+            if key is None or key >= (0, 10, 1)
+            else "no --disable-log-requests"
+        )
+        said.append(
+            f"No request lines: arrivals are guessed from access lines and totals (start with {flag})"
+        )
     if log.get("iteration") is None and (key is None or key >= (0, 14, 0)) and facts.engine != "V0":
-        said.append("No iteration lines: single steps are not visible (start with --enable-logging-iteration-details)")
+        said.append(
+            "No iteration lines: single steps are not visible (start with --enable-logging-iteration-details)"
+        )
     return [Finding("coverage", "info", "measured", text) for text in said]
 
 
 def unsupported_features(context: Context) -> list[Finding]:
     """What the reference engine does not model and this server uses."""
     return [
-        Finding("unsupported-feature", "warning", "measured", f"The replay does not model {name}: its figures are wider, or not given", facts={"feature": name})
+        Finding(
+            "unsupported-feature",
+            "warning",
+            "measured",
+            f"The replay does not model {name}: its figures are wider, or not given",
+            facts={"feature": name},
+        )
         for name in context.log.facts.unsupported
     ]
 
@@ -49,7 +85,11 @@ def config_risk(context: Context) -> list[Finding]:
     key = version_key(facts.version) if facts.version else None
     if facts.config.get("policy") == "priority" and facts.engine == "V1" and key is not None:
         if key < (0, 9, 2):
-            found.append("--scheduling-policy priority is silently ignored by vLLM V1 before 0.9.2: requests run first come, first served")
+            found.append(
+                "--scheduling-policy priority is silently ignored by vLLM V1 before 0.9.2: requests run first come, first served"
+            )
         elif key < (0, 11, 1):
-            found.append("--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (a victim's bookkeeping stays behind): upgrade to 0.11.1 or later")
+            found.append(
+                "--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (a victim's bookkeeping stays behind): upgrade to 0.11.1 or later"
+            )
     return [Finding("config-risk", "warning", "measured", text) for text in found]

@@ -8,7 +8,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from logscope.terminal.words import VERDICTS, bars, clean, count_range, duration, number, share_words
+from logscope.terminal.words import (
+    VERDICTS,
+    bars,
+    clean,
+    count_range,
+    duration,
+    number,
+    share_words,
+)
 
 __all__ = ["make_console", "print_answer"]
 
@@ -25,11 +33,21 @@ def make_console(color: str) -> Console:
     return Console(no_color=True if color == "never" else None, highlight=False, soft_wrap=True)
 
 
-def print_answer(document: Mapping[str, Any], *, verbose: bool = False, color: str = "auto", series: Mapping[str, Sequence[float | None]] | None = None) -> None:
+def print_answer(
+    document: Mapping[str, Any],
+    *,
+    verbose: bool = False,
+    color: str = "auto",
+    series: Mapping[str, Sequence[float | None]] | None = None,
+) -> None:
     """Print the document of `analyze --json` for people."""
     console = make_console(color)
     _headline(console, document)
-    worst = document["engines"][document["worst_engine"]] if document["worst_engine"] is not None else None
+    worst = (
+        document["engines"][document["worst_engine"]]
+        if document["worst_engine"] is not None
+        else None
+    )
     if worst is not None:
         _server(console, document, worst, verbose)
     if series:
@@ -52,17 +70,31 @@ def _headline(console: Console, document: Mapping[str, Any]) -> None:
     console.print(line)
 
 
-def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any], verbose: bool) -> None:
+def _server(
+    console: Console, document: Mapping[str, Any], worst: Mapping[str, Any], verbose: bool
+) -> None:
     engines = document["engines"]
     kv, config = worst["kv_cache"], worst["config"]
-    version = f"vLLM {clean(str(worst['vllm_version']), 40)}" if worst["vllm_version"] else "vLLM, version not visible"
+    version = (
+        f"vLLM {clean(str(worst['vllm_version']), 40)}"
+        if worst["vllm_version"]
+        else "vLLM, version not visible"
+    )
     parts = [f"{version} ({worst['engine'] or 'engine not visible'})"]
     if kv["tokens"]:
-        parts.append(f"KV cache {number(kv['tokens'])} tokens ({number(kv['num_blocks'])} blocks of {kv['block_size']})")
-    for name, word in (("max_num_seqs", "seats"), ("max_num_batched_tokens", "token budget"), ("max_model_len", "max_model_len")):
+        parts.append(
+            f"KV cache {number(kv['tokens'])} tokens ({number(kv['num_blocks'])} blocks of {kv['block_size']})"
+        )
+    for name, word in (
+        ("max_num_seqs", "seats"),
+        ("max_num_batched_tokens", "token budget"),
+        ("max_model_len", "max_model_len"),
+    ):
         if config.get(name) is not None:
             basis = worst["config_basis"].get(name)
-            parts.append(f"{word} {number(config[name])}" + (" (default)" if basis == "default" else ""))
+            parts.append(
+                f"{word} {number(config[name])}" + (" (default)" if basis == "default" else "")
+            )
     console.print("  " + " · ".join(parts), style="dim")
     if worst["start"] and worst["end"]:
         span = f"  {worst['start'].replace('T', ' ')} to {worst['end'].replace('T', ' ')}"
@@ -72,7 +104,10 @@ def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, A
     if verbose:
         for name, value in config.items():
             if value is not None:
-                console.print(f"    {name} = {clean(str(value), 60)} ({worst['config_basis'].get(name, '?')})", style="dim")
+                console.print(
+                    f"    {name} = {clean(str(value), 60)} ({worst['config_basis'].get(name, '?')})",
+                    style="dim",
+                )
 
 
 def _series(console: Console, series: Mapping[str, Sequence[float | None]]) -> None:
@@ -81,30 +116,46 @@ def _series(console: Console, series: Mapping[str, Sequence[float | None]]) -> N
         known = [v for v in values if v is not None]
         if known:
             top = 100.0 if name.startswith("KV") else None
-            console.print(Text(f"  {name:<9} {bars(values, top=top)}  up to {number(max(known))}{' %' if top else ''}"))
+            console.print(
+                Text(
+                    f"  {name:<9} {bars(values, top=top)}  up to {number(max(known))}{' %' if top else ''}"
+                )
+            )
 
 
-def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any] | None) -> None:
+def _figures(
+    console: Console, document: Mapping[str, Any], worst: Mapping[str, Any] | None
+) -> None:
     found, latency = document["preemptions"], document["latency"]
     console.print()
     basis = f" [{found['basis']}]" if found["basis"] else ""
     line = f"  Preemptions  {count_range(found['low'], found['value'], found['high'])}{basis}"
     logged = found["logged"]
     if found["basis"] == "inferred":
-        line += " · in the log itself: " + (count_range(logged["low"], logged["low"], logged["high"]) if logged["low"] is not None else "none visible")
+        line += " · in the log itself: " + (
+            count_range(logged["low"], logged["low"], logged["high"])
+            if logged["low"] is not None
+            else "none visible"
+        )
     if found["recomputed_tokens"]:
         line += f" · {number(found['recomputed_tokens'])} tokens computed twice"
     console.print(Text(line))
     if latency["basis"] is not None:
         for name, word in (("ttft_s", "TTFT"), ("e2e_s", "E2E")):
             p = latency[name]
-            console.print(Text(f"  {word:<11}  p50 {duration(p['p50'])} · p90 {duration(p['p90'])} · p99 {duration(p['p99'])} [{latency['basis']}]"))
+            console.print(
+                Text(
+                    f"  {word:<11}  p50 {duration(p['p50'])} · p90 {duration(p['p90'])} · p99 {duration(p['p99'])} [{latency['basis']}]"
+                )
+            )
     elif worst is not None and worst["verdict"] not in ("startup-failed", "startup-kv-too-small"):
         console.print(Text("  Latency      not visible in this log"))
     flow = document["throughput"]
     if flow["generation_tokens_per_s"] is not None:
         console.print(
-            Text(f"  Throughput   {number(flow['prompt_tokens_per_s'])} prompt and {number(flow['generation_tokens_per_s'])} generated tokens/s [measured]")
+            Text(
+                f"  Throughput   {number(flow['prompt_tokens_per_s'])} prompt and {number(flow['generation_tokens_per_s'])} generated tokens/s [measured]"
+            )
         )
 
 
@@ -127,7 +178,11 @@ def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
         console.print(line)
         for evidence in finding["evidence"] if verbose else finding["evidence"][:1]:
             text = clean(evidence["text"], 150)
-            console.print(Text(f"      {clean(evidence['source'], 80)}:{evidence['line']}  {text}", style="dim"))
+            console.print(
+                Text(
+                    f"      {clean(evidence['source'], 80)}:{evidence['line']}  {text}", style="dim"
+                )
+            )
     if len(shown) < len(findings):
         console.print(f"  and {len(findings) - len(shown)} more (-v)", style="dim")
 
@@ -156,7 +211,9 @@ def _effect(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     for name, word in (("e2e_s", "E2E p99"), ("ttft_s", "TTFT p99")):
         parts.append(f"{word} {duration(before[name]['p99'])} to {duration(after[name]['p99'])}")
     parts.append(f"preemptions {number(before['preemptions'])} to {number(after['preemptions'])}")
-    parts.append(f"tokens/s {number(before['generation_tokens_per_s'])} to {number(after['generation_tokens_per_s'])}")
+    parts.append(
+        f"tokens/s {number(before['generation_tokens_per_s'])} to {number(after['generation_tokens_per_s'])}"
+    )
     return ", ".join(parts)
 
 
@@ -176,10 +233,19 @@ def _not_visible(console: Console, document: Mapping[str, Any]) -> None:
 def _input_line(console: Console, found: Mapping[str, Any], verbose: bool) -> None:
     console.print()
     line = f"{number(found['lines'])} lines, {number(found['events'])} events, {number(found['other_records'])} other records, {number(found['foreign_lines'])} lines of others"
-    for name, word in (("out_of_order", "times out of order"), ("truncated", "lines cut"), ("unrecognized_warnings", "warnings not known")):
+    for name, word in (
+        ("out_of_order", "times out of order"),
+        ("truncated", "lines cut"),
+        ("unrecognized_warnings", "warnings not known"),
+    ):
         if found[name]:
             line += f", {number(found[name])} {word}"
     console.print(Text(line, style="dim"))
     if verbose:
         for sample in found["warning_samples"]:
-            console.print(Text(f"    {clean(sample['source'], 80)}:{sample['line']}  {clean(sample['text'], 150)}", style="dim"))
+            console.print(
+                Text(
+                    f"    {clean(sample['source'], 80)}:{sample['line']}  {clean(sample['text'], 150)}",
+                    style="dim",
+                )
+            )

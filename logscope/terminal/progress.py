@@ -19,6 +19,12 @@ def progress_bar(*, quiet: bool, color: str) -> Iterator[Callable[[float], None]
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, no_color=color == "never")
-    with Progress(TextColumn("replaying the workload"), BarColumn(), TimeElapsedColumn(), console=console, transient=True) as bar:
+    with Progress(
+        TextColumn("replaying the workload"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
         task = bar.add_task("replay", total=1.0)
         yield lambda share: bar.update(task, completed=share)

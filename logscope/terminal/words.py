@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["VERDICTS", "bars", "clean", "count_range", "duration", "number", "percent", "share_words"]
+__all__ = [
+    "VERDICTS",
+    "bars",
+    "clean",
+    "count_range",
+    "duration",
+    "number",
+    "percent",
+    "share_words",
+]
 
 VERDICTS = {
     "kv-capacity": "requests wait for KV cache space, or are evicted from it",
@@ -52,7 +62,13 @@ def duration(value: float | None) -> str:
         return "?"
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
-    return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
+    return (
+        f"{value:.2f} s"
+        if value < 0.995
+        else f"{value:.1f} s"
+        if value < 100
+        else f"{value:,.0f} s"
+    )
 
 
 def percent(share: float) -> str:
@@ -78,7 +94,9 @@ def share_words(ledger: dict[str, float | None], top: int = 3) -> str:
     if total <= 0:
         return ""
     largest = sorted(parts.items(), key=lambda kv: -kv[1])[:top]
-    return ", ".join(f"{percent(v / total)} {LEDGER_WORDS.get(k, k)}" for k, v in largest if v / total >= 0.005)
+    return ", ".join(
+        f"{percent(v / total)} {LEDGER_WORDS.get(k, k)}" for k, v in largest if v / total >= 0.005
+    )
 
 
 def bars(values: Sequence[float | None], width: int = 48, top: float | None = None) -> str:
@@ -89,6 +107,9 @@ def bars(values: Sequence[float | None], width: int = 48, top: float | None = No
     limit = top if top is not None else max(known)
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)]
-    stretches = [values[a : max(b, a + 1)] for a, b in zip(edges, edges[1:], strict=False)]
+    stretches = [values[a : max(b, a + 1)] for a, b in itertools.pairwise(edges)]
     highest = [max((v for v in s if v is not None), default=None) for s in stretches]
-    return "".join(" " if v is None else _BLOCKS[min(7, int(7.999 * max(0.0, v) / limit)) if limit > 0 else 0] for v in highest)
+    return "".join(
+        " " if v is None else _BLOCKS[min(7, int(7.999 * max(0.0, v) / limit)) if limit > 0 else 0]
+        for v in highest
+    )
