@@ -80,7 +80,7 @@ def _of_argument(arg: str, notes: list[str]) -> Iterator[Found]:
 
 
 def _of_glob(pattern: str, notes: list[str]) -> Iterator[Found]:
-    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207 (absolute patterns)
+    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
     names = sorted(found, key=natural_key)
     files = [name for name in names if not Path(name).is_dir()]
     for name in files:

@@ -95,24 +95,28 @@ class Unwrapper:
             proven: set[str] = set()
             inner: list[str] = []
             for text in texts:
-                for envelope in _BY_START.get(text[0], ()):
-                    peeled = envelope.peel(text, self._clock)
-                    if peeled is None:
-                        continue
-                    if envelope.weak:
+                for envelope, peeled in self._possible(text):
+                    inner.append(peeled.text)
+                    if envelope is not None and envelope.weak:
                         worn[envelope.name] += 1
                         if looks_like_record(peeled.text):
                             proven.add(envelope.name)
-                    if peeled.text:
-                        inner.append(peeled.text)
-                    if not envelope.weak:
-                        break
-            layer.worn = frozenset(
-                name for name in worn if 2 * worn[name] > len(texts) and name in proven
-            )
-            if not inner:
+            layer.worn = frozenset(n for n in proven if 2 * worn[n] > len(texts))
+            texts = [text for text in inner if text]
+            if not texts:
                 break
-            texts = inner
+
+    def _possible(self, text: str) -> Iterator[tuple[Envelope | None, Peeled]]:
+        """What a text may wear, strong envelopes first; None for JSON."""
+        if text[0] == "{":
+            yield from ((None, peeled) for peeled in structured.from_line(text, self._clock))
+            return
+        for envelope in _BY_START.get(text[0], ()):
+            peeled = envelope.peel(text, self._clock)
+            if peeled is not None:
+                yield envelope, peeled
+                if not envelope.weak:
+                    return
 
     def feed_block(self, number: int, texts: Sequence[str]) -> list[Line]:
         """The payload lines of successive physical lines, the first of which is line `number`."""
@@ -271,7 +275,7 @@ class Unwrapper:
 
     def _collect(self, number: int, text: str) -> list[Line]:
         collector = self._collector
-        assert collector is not None  # noqa: S101 (both callers just looked)
+        assert collector is not None
         verdict = collector.take(text)
         self._held_size += len(text)
         too_much = self._held_size > _MAX_COLLECTED or len(self._held) > _MAX_COLLECTED_LINES
