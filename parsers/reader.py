@@ -51,18 +51,31 @@ class LogSource(Protocol):
     """What this module needs of a source (`parsers.sources.Source` is one)."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The source as the user gave it."""
+
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """The server's stream that it belongs to."""
+
     @property
-    def modified_us(self) -> int | None: ...
+    def modified_us(self) -> int | None:
+        """Its last change, UTC microseconds since the epoch."""
+
     @property
-    def size(self) -> int | None: ...
+    def size(self) -> int | None:
+        """Its size in bytes, None for a pipe."""
+
     @property
-    def problem(self) -> str | None: ...
+    def problem(self) -> str | None:
+        """Why it cannot be read at all."""
+
     @property
-    def loss(self) -> Any: ...
-    def lines(self) -> Iterator[Line]: ...
+    def loss(self) -> Any:
+        """What of it could not be read."""
+
+    def lines(self) -> Iterator[Line]:
+        """Its payload lines, in order."""
 
 
 def read_events(
