@@ -67,6 +67,10 @@ class RooflineStepTime:
     _kv_token_s: float = field(init=False, repr=False)
     _fixed_s: float = field(init=False, repr=False)
     _link_token_s: float = field(init=False, repr=False)
+    _host_step_s: float = field(init=False, repr=False)
+    _host_request_s: float = field(init=False, repr=False)
+    _inactive: float = field(init=False, repr=False)
+    _stages: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         gpu, model, eff = self.gpu, self.model, self.efficiency
@@ -88,6 +92,10 @@ class RooflineStepTime:
             + reduces * eff.collective_s
             + (stages - 1) * eff.collective_s,
             "_link_token_s": (reduces * ring + stages - 1) * activation / link,
+            "_host_step_s": eff.host_step_s,
+            "_host_request_s": eff.host_request_s,
+            "_inactive": 1 - model.active_share,
+            "_stages": stages,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -96,27 +104,32 @@ class RooflineStepTime:
         self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
     ) -> float:
         """Duration of the step in seconds; an empty step costs nothing but the host's part."""
-        eff = self.efficiency
-        host = eff.host_step_s + eff.host_request_s * requests
+        # Asked once a step of a replay, so: no calls where they can be had without.
+        host = self._host_step_s + self._host_request_s * requests
         tokens = prefill_tokens + decode_requests
         if tokens <= 0:
             return host
-        in_flight = min(self.parallel.pipeline, max(1, requests))
-        products = max(self._weight_read_s(tokens), self._token_s * tokens / in_flight)
-        attention = max(
-            self._kv_token_s * kv_tokens,
-            self._attention_s
-            * prefill_tokens
-            * _prefill_context(prefill_tokens, kv_tokens, requests, requests - decode_requests),
-        )
-        device = self._fixed_s + products
-        device += (attention + self._link_token_s * tokens) / in_flight
-        return max(device, host) if self.async_scheduling else device + host
-
-    def _weight_read_s(self, tokens: int) -> float:
-        """Seconds to read the weights that `tokens` tokens touch; few tokens meet only some of the experts."""
-        share = self.model.active_share
-        return self._weights_s if share == 1 else self._weights_s * (1 - (1 - share) ** tokens)
+        weights = self._weights_s
+        if self._inactive:  # few tokens meet only some of the experts
+            weights *= 1 - self._inactive**tokens
+        products = self._token_s * tokens
+        attention = self._kv_token_s * kv_tokens
+        if prefill_tokens > 0:
+            context = _prefill_context(
+                prefill_tokens, kv_tokens, requests, requests - decode_requests
+            )
+            arithmetic = self._attention_s * prefill_tokens * context
+            if arithmetic > attention:
+                attention = arithmetic
+        shared = attention + self._link_token_s * tokens
+        if self._stages > 1:
+            in_flight = min(self._stages, max(1, requests))
+            products /= in_flight
+            shared /= in_flight
+        device = self._fixed_s + (weights if weights > products else products) + shared
+        if self.async_scheduling:
+            return device if device > host else host
+        return device + host
 
 
 def _prefill_context(prefill_tokens: int, kv_tokens: int, requests: int, prefills: int) -> float:
@@ -125,8 +138,6 @@ def _prefill_context(prefill_tokens: int, kv_tokens: int, requests: int, prefill
     A chunk of n tokens that ends at context c sees c - n/2 each; c is taken as the mean context of all scheduled
     requests, because the step's sums tell no more.
     """
-    if prefill_tokens <= 0:
-        return 0.0
     chunk = prefill_tokens / max(1, prefills)
     context = kv_tokens / max(1, requests)
     return max(context, chunk) - chunk / 2
