@@ -93,7 +93,7 @@ def test_the_first_screen_is_the_answer(
     first = Outline(text[text.index("<body>") : text.index("<nav")]).text
     for part in (
         VERDICTS["kv-capacity"].title,
-        "13.1 s waiting for KV blocks",
+        "13.1 s queued for KV blocks",
         "Preemptions 62 55 to 71",
         "E2E p99 33.4 s median 5.9 s inferred",
         "--max-num-seqs 12",

@@ -9,13 +9,16 @@ from typing import Any
 import polars as pl
 
 from .chart import Chart, Table, figure_json, iso
-from .palette import INK, LEDGER, SERIES
+from .palette import INK, LEDGER, PHASES, SERIES
 from .safe import axis_text, visible
 from .sampling import MAX_POINTS
 from .words import LEDGER_LABELS, count, moment, seconds
 
 __all__ = ["gantt", "tail"]
 
+# What a lane may hold: the ledger's labels, or the coarser phases.
+LANE_WORDS = {**LEDGER_LABELS, "queued": "queued", "preempted": "waiting after preemption"}
+LANE_COLORS = {**LEDGER, **PHASES}
 MAX_LANES = 48
 ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
 ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
@@ -119,7 +122,7 @@ def gantt(
 ) -> Chart | None:
     """What each request did around one spike: a lane a request, in order of arrival.
 
-    `spans`: `id`, `label` (of the ledger), `start`, `end` (datetime); `requests`: `id`, `arrival`, `ttft_s`, `e2e_s`,
+    `spans`: `id`, `label` (of the ledger, or a phase), `start`, `end` (datetime); `requests`: `id`, `arrival`, `ttft_s`, `e2e_s`,
     `preemptions`. Of more than `MAX_LANES` requests the preempted and then the slowest are shown.
     """
     start, end = moment(spike.get("start")), moment(spike.get("end"))
@@ -172,7 +175,7 @@ def _lane_bars(
 ) -> list[dict[str, Any]]:
     lane = {request: number for number, request in enumerate(ids)}
     traces = []
-    for label in LEDGER_LABELS:
+    for label in LANE_WORDS:
         part = spans.filter(pl.col("label") == label)
         if part.is_empty():
             continue
@@ -184,16 +187,16 @@ def _lane_bars(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": LEDGER_LABELS[label],
+                "name": LANE_WORDS[label],
                 "base": [iso(a) for _, a, _, _, _ in clipped],
                 "x": [round((b - a).total_seconds() * 1000, 1) for _, a, b, _, _ in clipped],
                 "y": [number for number, *_ in clipped],
                 "customdata": [[axis_text(name), seconds(length)] for *_, length, name in clipped],
                 "hovertemplate": "%{customdata[0]}: %{customdata[1]} "
-                + LEDGER_LABELS[label]
+                + LANE_WORDS[label]
                 + "<extra></extra>",
                 "width": 0.8,
-                "marker": {"color": LEDGER[label], "line": {"width": 0}},
+                "marker": {"color": LANE_COLORS[label], "line": {"width": 0}},
             }
         )
     return traces

@@ -171,12 +171,14 @@ def _preemption_bars(counted: Sequence[dict[str, Any]], row: int) -> dict[str, A
     if len(known) > MAX_POINTS:  # empty windows say nothing that the axis does not say
         known = [w for w in known if w[2] > 0]
     keep = keep_extremes([v for _, _, v in known])
+    whole = (known[-1][1] - known[0][0]).total_seconds() if known else 0.0
+    least = max(whole * 4, 1.0)  # milliseconds: an instant is drawn, too
     return {
         "type": "bar",
         "name": "Preemptions",
         "x": [iso(known[i][0] + (known[i][1] - known[i][0]) / 2) for i in keep],
         "y": [round(float(known[i][2]), 2) for i in keep],
-        "width": [max(1.0, (known[i][1] - known[i][0]).total_seconds() * 900) for i in keep],
+        "width": [max(least, (known[i][1] - known[i][0]).total_seconds() * 900) for i in keep],
         "yaxis": _axis("y", row),
         "marker": {"color": SERIES["preemptions"]},
     }

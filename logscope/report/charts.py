@@ -11,8 +11,9 @@ import polars as pl
 from .chart import Chart, engine_key
 from .chart_requests import gantt, tail
 from .chart_timeline import timeline
-from .view import rows_of_engine, worst_engine
+from .view import worst_engine
 from .view_advice import label_of
+from .view_facts import rows_of_engine
 
 __all__ = ["Charts", "charts"]
 

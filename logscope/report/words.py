@@ -103,12 +103,12 @@ VERDICTS: dict[str, Verdict] = {
 }
 
 LEDGER_LABELS: dict[str, str] = {
-    "queued_for_kv": "waiting for KV blocks",
-    "preempted_wait": "preempted, waiting to resume",
-    "recompute": "computing lost tokens again",
-    "queued_for_seat": "waiting for a seat",
-    "queued_for_budget": "waiting for token budget",
-    "interference": "slowed by others’ prefill",
+    "queued_for_kv": "queued for KV blocks",
+    "preempted_wait": "waiting after preemption",
+    "recompute": "recomputing lost tokens",
+    "queued_for_seat": "queued for a seat",
+    "queued_for_budget": "queued for token budget",
+    "interference": "slowed by others' prefill",
     "prefill": "own prefill",
     "decode": "own decode",
 }
