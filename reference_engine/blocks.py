@@ -44,9 +44,6 @@ class Pool(Protocol):
     def release(self, state: RequestState) -> None:
         """Take all blocks of a request back."""
 
-    def copy(self) -> Pool:
-        """An independent copy of the pool."""
-
 
 class CountedPool:
     """A pool without prefix caching: a number of free blocks."""
@@ -60,6 +57,10 @@ class CountedPool:
     def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
         """Nothing is ever cached."""
         return 0, 0
+
+    def take(self, blocks: int) -> None:
+        """Take blocks for requests whose own count is kept elsewhere (the fast path)."""
+        self.free -= blocks
 
     def admit(self, state: RequestState, hit: int, new: int) -> None:
         """As `grow`: there are no hits."""

@@ -9,7 +9,7 @@ from .errors import NoProgressError
 from .steps import Iteration, RequestId, Scheduler, Step
 from .workload import Request
 
-__all__ = ["GUARD_STEPS", "EngineLoop", "ProgressGuard", "drive"]
+__all__ = ["GUARD_STEPS", "EngineLoop", "ProgressGuard", "drive", "stuck_message"]
 
 GUARD_STEPS = 1000
 
@@ -85,6 +85,11 @@ def _stuck(step: Step | None) -> str:
             if queue:
                 culprit = queue[0]
                 break
+    return stuck_message(culprit)
+
+
+def stuck_message(culprit: RequestId | None) -> str:
+    """The sentence of a run that the guard ends."""
     return (
         f"request {culprit!r} cannot progress: no request finished and no new token appeared in "
         f"{GUARD_STEPS} steps (it needs more KV blocks or token budget than this configuration ever has free)"

@@ -40,6 +40,9 @@ class WaitingQueue(Protocol):
     def restore(self, states: Iterable[RequestState]) -> None:
         """Fill an empty queue with requests in pop order."""
 
+    def empty(self) -> WaitingQueue:
+        """A new queue of the same kind with nobody in it."""
+
 
 class FcfsQueue:
     """First come, first served."""
@@ -79,6 +82,10 @@ class FcfsQueue:
     def restore(self, states: Iterable[RequestState]) -> None:
         """Fill with requests in order."""
         self._queue.extend(states)
+
+    def empty(self) -> FcfsQueue:
+        """A new queue."""
+        return FcfsQueue()
 
 
 class _Tie:
@@ -138,3 +145,7 @@ class PriorityQueue:
         """Fill with requests in order."""
         for state in states:
             self.add(state)
+
+    def empty(self) -> PriorityQueue:
+        """A new queue with the same rule for ties."""
+        return PriorityQueue(self._ties)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 from .clock import ReplayClock, batch_duration
@@ -24,6 +25,7 @@ from .loop import ProgressGuard
 from .step_log import StepLog
 from .step_time import StepTime
 from .steps import Iteration, RequestId, Step
+from .v0_turn import V0Step
 from .workload import Request
 
 __all__ = ["PlainReplay"]
@@ -66,6 +68,11 @@ class PlainReplay(ReplayClock[_PlainBatch]):
         """Requests inside the scheduler."""
         return self.scheduler.unfinished
 
+    def fork(self) -> PlainReplay:
+        """An independent copy in the same state (slow: everything is copied but requests and configuration)."""
+        shared = [self.config, self.step_time, *(r.request for r in self.records.values())]
+        return deepcopy(self, {id(thing): thing for thing in shared})
+
     def all_records(self) -> list[RequestRecord]:
         """The records of all requests that entered, in order of entry."""
         return list(self.records.values())
@@ -91,7 +98,7 @@ class PlainReplay(ReplayClock[_PlainBatch]):
     def _schedule(self) -> _PlainBatch:
         step = self.scheduler.schedule(self.now / 1e9)
         self.decided = step
-        for request_id in step.preempted:
+        for request_id in (*step.preempted, *step.swapped_out):
             self.records[request_id].preemptions += 1
             self.preemptions += 1
         for request_id in step.new:
@@ -115,8 +122,8 @@ class PlainReplay(ReplayClock[_PlainBatch]):
             record.recomputed += max(0, min(end, record.reached) - start)
             record.reached = max(record.reached, end)
         prefill = sum(own.values())
-        duration = 0  # two batches in flight: an empty one never reaches the device
-        if kinds or self.depth == 1:
+        duration = 0
+        if kinds or self._takes_time():
             duration = batch_duration(self.step_time, prefill, decodes, kv_tokens, len(kinds))
         start = max(self.now, self.in_flight[-1].end) if self.in_flight else self.now
         return _PlainBatch(step, start, start + duration, own, kinds, prefill, decodes, kv_tokens)
@@ -128,6 +135,8 @@ class PlainReplay(ReplayClock[_PlainBatch]):
             self._deliver(self.records[request_id], batch.end)
         for request_id in outcome.finished:
             self._end(request_id, "finished", batch.end)
+        if isinstance(batch.step, V0Step):  # V0 credits every chunk, also of a recompute
+            self.prompt_tokens += batch.step.prompt_tokens
         last = self.in_flight[-1].step if self.in_flight else batch.step
         gone = {r for r in last.running if r not in self._alive}
         self.running_now = len(last.running) - len(gone)
@@ -144,7 +153,7 @@ class PlainReplay(ReplayClock[_PlainBatch]):
                 outcome.free_blocks,
                 len(batch.step.running),
                 len(batch.step.waiting) + len(batch.step.swapped),
-                len(batch.step.preempted),
+                len(batch.step.preempted) + len(batch.step.swapped_out),
                 len(outcome.tokens),
                 len(outcome.finished),
             )
@@ -156,7 +165,8 @@ class PlainReplay(ReplayClock[_PlainBatch]):
         self.generated_tokens += 1
         if record.first_token is None:
             record.first_token = time
-            self.prompt_tokens += record.request.prompt_tokens
+            if self.config.engine == "vllm-v1":
+                self.prompt_tokens += record.request.prompt_tokens
             self.cached_tokens += record.cached
         else:
             gap = time - record.last_token

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from .bulk import bulk_possible
 from .config import EngineConfig
+from .fast import FastReplay
 from .frames import requests_frame, steps_frame
 from .ledger import RequestRecord
 from .replay import PlainReplay
@@ -16,7 +18,7 @@ from .step_time import StepTime
 from .summary import Summary, summarise
 from .workload import Request
 
-__all__ = ["ReplayResult", "replay"]
+__all__ = ["ReplayResult", "make_replay", "replay"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,29 @@ class ReplayResult:
         return summarise(self.records, self.gaps)
 
 
+def make_replay(
+    config: EngineConfig,
+    step_time: StepTime,
+    sharing: bool = False,
+    keep_steps: bool = False,
+    plain: bool = False,
+) -> FastReplay | PlainReplay:
+    """A replay to be fed and advanced: the fast one where it knows the engine, else (V0, a few versions) the plain one.
+
+    Both have `add`, `advance(until_s)`, `observe()`, `fork()`, `run(requests)`, `all_records()`, `finished` and `gaps`.
+
+    Args:
+        config: the engine.
+        step_time: how long a step takes.
+        sharing: requests may name the content of their prompts.
+        keep_steps: write the log of steps.
+        plain: the plain one in any case.
+    """
+    if plain or not bulk_possible(config):
+        return PlainReplay(config, step_time, keep_steps)
+    return FastReplay(config, step_time, sharing, keep_steps)
+
+
 def replay(
     config: EngineConfig, requests: Iterable[Request], step_time: StepTime, plain: bool = False
 ) -> ReplayResult:
@@ -56,6 +81,8 @@ def replay(
         WorkloadError, ConfigError: the input breaks a rule.
         NoProgressError, SchedulerFailedError: the run ended early.
     """
-    engine = PlainReplay(config, step_time)
+    requests = list(requests)
+    sharing = any(request.prompt is not None for request in requests)
+    engine = make_replay(config, step_time, sharing, keep_steps=True, plain=plain)
     engine.run(requests)
     return ReplayResult(config, engine.all_records(), engine.gaps, engine.log or StepLog())

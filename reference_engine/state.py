@@ -13,7 +13,8 @@ class RequestState:
     `computed`: tokens whose keys and values are in blocks (0 after an eviction); `output`: tokens delivered so far;
     `placeholders`: tokens scheduled but not delivered yet (asynchronous scheduling only); `status`: "waiting",
     "running", "preempted" or "finished"; `blocks`: ids of the held blocks where the pool knows them;
-    `registered`: how many of them carry a hash; `hashes`: content hashes of the request's full blocks so far.
+    `registered`: how many of them carry a hash; `hashes`: content hashes of the request's full blocks so far;
+    `segment`: where `OwnedPool` keeps the blocks of an evicted request.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class RequestState:
         "prompt",
         "registered",
         "request",
+        "segment",
         "status",
     )
 
@@ -48,17 +50,9 @@ class RequestState:
         self.blocks: list[int] = []
         self.registered = 0
         self.hashes: list[int] = []
+        self.segment: list[int] | None = None
 
     @property
     def tokens(self) -> int:
         """Known tokens: the prompt and what was delivered."""
         return self.prompt + self.output
-
-    def copy(self) -> RequestState:
-        """An independent copy (the request itself is shared, it never changes)."""
-        new = RequestState.__new__(RequestState)
-        for name in RequestState.__slots__:
-            setattr(new, name, getattr(self, name))
-        new.blocks = self.blocks.copy()
-        new.hashes = self.hashes.copy()
-        return new

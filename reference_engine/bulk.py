@@ -1,0 +1,400 @@
+"""The V1 scheduler of the fast path: decoding requests move in bulk, only the others are looked at one by one.
+
+Between two events (an admission, a finish, a shortage of blocks) every decoding request gets one token a step. A
+member's block demand depends only on its position within a block, so members are kept by the step, modulo the block
+size, in which they need the next block. Whatever does not follow that pattern takes the members apart again and
+walks them as `V1Scheduler` does, so that decisions are the plain scheduler's in every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .blocks import BlockPool, Contents, CountedPool, Pool
+from .config import EngineConfig
+from .fast_state import FastState
+from .ledger import RequestRecord
+from .owned_pool import OwnedPool
+from .profile import profile_of
+from .state import RequestState
+from .steps import Step
+from .v1 import V1Scheduler
+
+__all__ = ["BulkScheduler", "Chunk", "bulk_possible"]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A stretch of one request's tokens in a batch, outside the bulk: positions start..end; sampled: a token follows."""
+
+    state: FastState
+    start: int
+    end: int
+    sampled: bool
+
+
+def bulk_possible(config: EngineConfig) -> bool:
+    """Whether the fast path knows the version: not the priority of 0.9.2 - 0.11.0, not the first async tail."""
+    profile = profile_of(config.version)
+    if config.engine != "vllm-v1":
+        return False
+    if config.async_scheduling and profile.async_tail == "extra":
+        return False
+    priority = config.policy == "priority" and profile.priority_policy
+    return not priority or profile.victim_rollback == "full"
+
+
+def _pool(config: EngineConfig, sharing: bool) -> CountedPool | OwnedPool | BlockPool:
+    usable = config.num_blocks - 1  # the null block
+    profile = profile_of(config.version)
+    if not config.enable_prefix_caching:
+        return CountedPool(usable)
+    if sharing or (config.policy == "priority" and profile.priority_policy):
+        return BlockPool(usable, Contents(config.block_size), profile.unhashed_first)
+    return OwnedPool(usable, profile.unhashed_first)
+
+
+class BulkScheduler(V1Scheduler):
+    """Decides one batch after the other; `left` and `retired` tell its owner who left the bulk meanwhile.
+
+    Args:
+        config: an engine for which `bulk_possible` holds.
+        sharing: prompts may share content, so that blocks must be known by content.
+    """
+
+    pool: Pool
+
+    def __init__(self, config: EngineConfig, sharing: bool) -> None:
+        pool = _pool(config, sharing)
+        super().__init__(config, pool)
+        self.block_pool = pool if isinstance(pool, BlockPool) else None
+        self.count_pool = None if isinstance(pool, BlockPool) else pool
+        self.size = config.block_size
+        self.lag = 1 if config.async_scheduling else 0
+        self.batch = -1
+        self.members = 0
+        self.base_sum = 0
+        self.phases: list[set[FastState]] = [set() for _ in range(config.block_size)]
+        self.single: list[FastState] = []
+        self.finish_at: dict[int, list[FastState]] = {}
+        self.left: list[tuple[FastState, int]] = []
+        self.retired: list[FastState] = []
+        self.skipped: list[FastState] = []
+        self.stamps = 0
+        self._joined = 0
+        self._spare: Step | None = None
+
+    def enter(self, record: RequestRecord) -> FastState:
+        """Queue a new request."""
+        state = FastState(record, self.config.max_model_len)
+        self.states[state.id] = state
+        self.waiting.add(state)
+        return state
+
+    def reset(self) -> None:
+        """Forget what only lives within one decision (after a copy)."""
+        self._listed = set()
+        self._spare = None
+
+    # ---- one batch ----
+
+    def decide(self) -> tuple[Step, list[Chunk], int]:
+        """Decide the next batch.
+
+        Returns:
+            The step's events (`scheduled` only holds those outside the bulk), their chunks, and the bulk's size.
+        """
+        self.batch += 1
+        if self.lag:
+            self.retired = self.retire(self.batch - 1)
+        self._joined = 0
+        step, self._spare = self._spare or Step(), None
+        self._budget = self.config.max_num_batched_tokens
+        self._threshold = self._long_prefill_threshold()
+        step.blocked = None
+        if self.skipped:
+            self.skipped = []
+        if not self._walk_in_bulk(step):
+            self._walk_singly(step)
+        members = self.members
+        if step.preempted:
+            step.blocked = "kv"
+        elif self.waiting:
+            self._admit_ready(step)
+        if step.scheduled:
+            return step, self._advance_chunks(step), members
+        if not step.preempted:
+            self._spare = step
+        return step, [], members
+
+    def _admit_ready(self, step: Step) -> None:
+        """As `_admit_waiting`, after a look at the commonest reasons not to admit anybody."""
+        if self._budget > 0 and len(self.running) < self.seats:
+            self._admit_waiting(step)
+        else:
+            step.blocked = "seat" if len(self.running) >= self.seats else "budget"
+
+    def _admit(self, state: RequestState, start: int, tokens: int, hit: int, step: Step) -> None:
+        super()._admit(state, start, tokens, hit, step)
+        assert isinstance(state, FastState)
+        self._listed.clear()
+        self.stamps += 1
+        state.stamp = self.stamps
+        self.single.append(state)
+
+    def _advance_chunks(self, step: Step) -> list[Chunk]:
+        """Count the tokens of those outside the bulk as computed; who has caught up joins the bulk."""
+        chunks = []
+        for request_id, tokens in step.scheduled.items():
+            state: FastState = self.states[request_id]  # type: ignore[assignment]
+            start = state.computed
+            state.computed = end = start + tokens
+            sampled = end >= state.prompt + state.output + state.placeholders
+            if sampled:
+                if self.lag:
+                    state.placeholders += 1
+                self._join(state)
+            chunks.append(Chunk(state, start, end, sampled))
+        self.single = [s for s in self.single if not (s.bulk or s.draining)]
+        return chunks
+
+    # ---- the bulk ----
+
+    def _join(self, state: FastState) -> None:
+        """From the next batch on a request gets one token in each; unless this one brings its last."""
+        output = state.output + (state.placeholders if self.lag else 1)
+        if output >= state.limit:
+            state.draining = True
+            return
+        batch = self.batch
+        state.bulk = True
+        state.base = state.computed - batch
+        state.out_base = output - batch
+        state.first = batch + 1
+        state.finish = batch + state.limit - output
+        self.finish_at.setdefault(state.finish, []).append(state)
+        self.phases[(1 - state.base) % self.size].add(state)
+        self.members += 1
+        self.base_sum += state.base
+        self._joined += state.base
+
+    def leave(self, state: FastState, last: int) -> None:
+        """Take a request out of the bulk after batch number `last` and write its plain fields."""
+        state.bulk = False
+        self.phases[(1 - state.base) % self.size].discard(state)
+        self.members -= 1
+        self.base_sum -= state.base
+        state.computed = computed = state.base + last
+        state.output = state.out_base + last - self.lag
+        state.placeholders = self.lag
+        if computed > state.record.reached:
+            state.record.reached = computed
+        if self.count_pool is not None:
+            state.held = -(-computed // self.size)
+            in_flight = 1 if self.lag and state.first <= last else 0
+            state.registered = (computed - in_flight) // self.size
+
+    def _leave_now(self, state: FastState) -> None:
+        """Leave while the newest batch is decided; `left` keeps the request's first batch as a member."""
+        self.left.append((state, state.first))
+        self.leave(state, self.batch - 1)
+
+    def retire(self, batch: int) -> list[FastState]:
+        """The members whose last token comes with a batch, taken out of the bulk."""
+        due = self.finish_at.pop(batch, None)
+        if due is None:
+            return []
+        retired = []
+        for state in due:  # may name one that left the bulk, or name one twice
+            if state.bulk and state.finish == batch:
+                self.leave(state, batch)
+                state.draining = True
+                retired.append(state)
+        return retired
+
+    def _take_apart(self) -> None:
+        """All members become single again."""
+        members = [state for phase in self.phases for state in phase]
+        members.sort(key=lambda s: s.stamp)
+        for state in members:
+            self._leave_now(state)
+        self.single = [s for s in self.running if not s.draining]  # type: ignore[misc,attr-defined]
+
+    def head(self) -> RequestState | None:
+        """The request that would block all others: the first running one, or the first in the queue."""
+        if self.running:
+            return self.running[0]
+        return self.waiting.head() if self.waiting else None
+
+    def member_tokens(self, members: int) -> int:
+        """Computed tokens of those that were members when the newest batch was walked, after it."""
+        newest = self.batch
+        joined = self._joined
+        return self.base_sum - joined + members * newest
+
+    def remove(self, state: FastState) -> None:
+        """Drop an aborted request that is not in the bulk (any more)."""
+        if state in self.single:
+            self.single.remove(state)
+        self._drop(state)
+
+    def finish(self, state: FastState) -> None:
+        """Drop a request that has its last token; asynchronous: its newest block is made findable before."""
+        if self.lag and state.status == "running":
+            state.placeholders = 0
+            self.pool.register(state, state.computed // self.size)
+        self._drop(state)
+
+    def written_out(self, step: Step, members: int) -> Step:
+        """The newest decision with all members in it, as the plain scheduler would tell it."""
+        full = Step(
+            preempted=list(step.preempted),
+            new=list(step.new),
+            resumed=list(step.resumed),
+            hits=dict(step.hits),
+            blocked=step.blocked,
+            waiting=[s.id for s in self.waiting.in_order()],
+            free_blocks=self.pool.free,
+        )
+        for state in self.running:
+            bulk = state.bulk and state.first <= self.batch  # type: ignore[attr-defined]
+            computed = state.base + self.batch if state.bulk else state.computed  # type: ignore[attr-defined]
+            full.running.append(state.id)
+            full.num_computed.append(computed)
+            if bulk:
+                full.scheduled[state.id] = 1
+            elif state.id in step.scheduled:
+                full.scheduled[state.id] = step.scheduled[state.id]
+        return full
+
+    # ---- the walk over the running list ----
+
+    def _walk_singly(self, step: Step) -> None:
+        """The plain walk, request by request."""
+        self._take_apart()
+        self._listed.clear()
+        self._walk_running(step)
+        self.single = [s for s in self.running if not s.draining]  # type: ignore[misc,attr-defined]
+        self.skipped = [s for s in self.single if s.id not in step.scheduled]
+
+    def _walk_in_bulk(self, step: Step) -> bool:
+        """The walk when everybody gets what he wants; False when budget or policy ask for the plain one."""
+        crossing = self.phases[self.batch % self.size]
+        if self.members > self._budget:
+            return False
+        plan: list[tuple[FastState, int, int]] = []
+        need = len(crossing)
+        if self.single:
+            budget, full_budget = self._plan(plan), self._budget
+            if budget < 0:
+                self._budget = full_budget
+                return False
+            need += sum(new for _state, _tokens, new in plan)
+        else:
+            budget = self._budget - self.members
+        if need > self.pool.free:
+            if self.by_priority or self.count_pool is None:
+                self._budget = self.config.max_num_batched_tokens
+                return False
+            self._walk_short(step, plan, crossing)
+            return True
+        self._budget = budget
+        self._allot(step, plan, crossing)
+        return True
+
+    def _plan(self, plan: list[tuple[FastState, int, int]]) -> int:
+        """Fill `plan` with (request, tokens, new blocks) of the single ones; returns the budget left, -1 if short."""
+        first = self.single[0].stamp
+        tail: list[FastState] = []
+        for state in reversed(self.running):
+            tail.append(state)  # type: ignore[arg-type]
+            if state.stamp <= first:  # type: ignore[attr-defined]
+                break
+        budget = full = self._budget
+        budget -= self.members - sum(s.bulk for s in tail)
+        for state in reversed(tail):
+            if state.draining:
+                continue
+            if budget <= 0:
+                return -1
+            if state.bulk:
+                budget -= 1
+                continue
+            self._budget = budget
+            tokens = self._tokens_to_run(state)
+            self._budget = full
+            if tokens == 0:
+                return -1
+            budget -= tokens
+            plan.append((state, tokens, self._blocks(state.computed + tokens) - state.held))
+        return budget
+
+    def _allot(
+        self, step: Step, plan: list[tuple[FastState, int, int]], crossing: set[FastState]
+    ) -> None:
+        """Everybody's blocks are free: hand them out."""
+        if self.count_pool is not None:
+            self.count_pool.take(len(crossing))
+            for state, tokens, new in plan:
+                self._allot_single(step, state, tokens, new)
+            return
+        growing = [(s.stamp, s, 1) for s in crossing]
+        growing += [(s.stamp, s, new) for s, _tokens, new in plan]
+        growing.sort()
+        for _stamp, state, new in growing:
+            self.pool.grow(state, new)
+        self._register_members(plan)
+        for state, tokens, _new in plan:
+            step.scheduled[state.id] = tokens
+
+    def _register_members(self, plan: list[tuple[FastState, int, int]]) -> None:
+        """Make the blocks findable that become full with this batch (asynchronous: with the token before)."""
+        ahead = 0 if self.lag else 1
+        batch = self.batch
+        full = [
+            (s.stamp, s, (s.base + batch - self.lag) // self.size)
+            for s in self.phases[(batch + ahead) % self.size]
+        ]
+        full += [
+            (s.stamp, s, min(s.computed + tokens, s.tokens) // self.size)
+            for s, tokens, _new in plan
+        ]
+        full.sort()
+        for _stamp, state, blocks in full:
+            self.pool.register(state, blocks)
+
+    def _allot_single(self, step: Step, state: FastState, tokens: int, new: int) -> None:
+        if new > 0:
+            self.pool.grow(state, new)
+        self.pool.register(state, min(state.computed + tokens, state.tokens) // self.size)
+        step.scheduled[state.id] = tokens
+
+    def _walk_short(
+        self, step: Step, plan: list[tuple[FastState, int, int]], crossing: set[FastState]
+    ) -> None:
+        """FCFS with too few blocks: in running order, whoever lacks one evicts from the tail until it fits."""
+        wanting = [(s.stamp, s, 0, 1) for s in crossing]
+        wanting += [(s.stamp, s, tokens, new) for s, tokens, new in plan]
+        wanting.sort()
+        pool = self.count_pool
+        assert pool is not None
+        for _stamp, state, tokens, new in wanting:
+            if state.status == "preempted":
+                return
+            while new > pool.free:
+                victim = self._evict_tail(step)
+                if victim is state:
+                    return
+            if tokens:
+                self._allot_single(step, state, tokens, new)
+            else:
+                pool.take(1)
+
+    def _evict_tail(self, step: Step) -> FastState:
+        victim: FastState = self.running[-1]  # type: ignore[assignment]
+        if victim.bulk:
+            self._leave_now(victim)
+        elif not victim.draining:
+            self.single.remove(victim)
+        self._evict(victim, 0, step)
+        return victim

@@ -1,0 +1,452 @@
+"""The fast replay: the same decisions, times and ledgers as `PlainReplay`, at the cost of the events alone.
+
+Decoding requests are not touched between events: a request's decode time and the part of it that others' prefill
+took are differences of running totals at its events. Times stay exact: the step-time model is asked for every step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field, replace
+
+from .bulk import BulkScheduler, Chunk, bulk_possible
+from .clock import ReplayClock, batch_duration
+from .config import EngineConfig
+from .errors import ConfigError, NoProgressError
+from .fast_state import FastState
+from .fork import StateMap, fork_scheduler
+from .ledger import (
+    BUDGET,
+    DECODE,
+    INTERFERENCE,
+    PREEMPTED_WAIT,
+    PREFILL,
+    QUEUED,
+    RequestRecord,
+    chunk_kind,
+)
+from .loop import GUARD_STEPS, stuck_message
+from .state import RequestState
+from .step_log import StepLog
+from .step_time import StepTime
+from .steps import RequestId, Step
+from .workload import Request
+
+__all__ = ["FastReplay"]
+
+
+@dataclass(slots=True)
+class _FastBatch:
+    """A batch on the device. Times in ns.
+
+    `members`: bulk requests in it; `deliveries`: those of them that still want their token; `disturbed`: the part of
+    its time which a decoding request owes to prefill tokens; `leaving`: members that left the bulk while it was under
+    way; `finishing`: members whose last token it brings; `skipped`: running requests without a token in it.
+    """
+
+    number: int
+    start: int
+    end: int
+    members: int
+    deliveries: int
+    chunks: list[Chunk]
+    prefill_tokens: int
+    decode_requests: int
+    kv_tokens: int
+    disturbed: int
+    progress: bool
+    free: int
+    running: int
+    waiting: int
+    preempted: int
+    head: RequestState | None
+    kinds: list[int]
+    skipped: list[FastState]
+    leaving: list[FastState] = field(default_factory=list)
+    finishing: list[FastState] = field(default_factory=list)
+
+
+def _fork_batch(batch: _FastBatch, moved: StateMap) -> _FastBatch:
+    """A batch in flight whose requests are the copies; those that are gone stay as they are."""
+
+    def copies(states: list[FastState]) -> list[FastState]:
+        return [moved.get(id(state), state) for state in states]
+
+    chunks = [replace(c, state=moved.get(id(c.state), c.state)) for c in batch.chunks]
+    return replace(
+        batch,
+        chunks=chunks,
+        skipped=copies(batch.skipped),
+        leaving=copies(batch.leaving),
+        finishing=copies(batch.finishing),
+    )
+
+
+class FastReplay(ReplayClock[_FastBatch]):
+    """A workload on a virtual clock, from event to event.
+
+    `add` requests, let time pass with `advance(until_s)`, read `observe()`, branch with `fork()`; or `run` a whole
+    workload.
+
+    Args:
+        config: an engine for which `bulk_possible` holds.
+        step_time: how long a step takes.
+        sharing: prompts may share content (requests with a `prompt`); without, such requests are refused.
+        keep_steps: write the log of steps.
+        on_step: for tests: is called with every decided step, written out in full.
+
+    Raises:
+        ConfigError: the fast path does not know this engine or version.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        step_time: StepTime,
+        sharing: bool = False,
+        keep_steps: bool = False,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> None:
+        super().__init__(config, step_time)
+        if not bulk_possible(config):
+            raise ConfigError(
+                f"the fast replay does not cover {config.engine} {config.version} with this policy"
+            )
+        self.scheduler = BulkScheduler(config, sharing)
+        self.sharing = sharing or not config.enable_prefix_caching
+        self.records: list[RequestRecord] = []
+        self.log = StepLog() if keep_steps else None
+        self.on_step = on_step
+        self._queued = [0, 0, 0]  # by reason: kv, seat, budget
+        self._reason = BUDGET
+        self._disturbed = 0
+        self._last_end = 0
+        self._idle_turns = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Requests inside the scheduler."""
+        return len(self.scheduler.states)
+
+    def all_records(self) -> list[RequestRecord]:
+        """The records of all requests that entered, in order of entry."""
+        return self.records
+
+    def fork(self) -> FastReplay:
+        """An independent copy in the same state; finished records are shared, the log of steps is copied."""
+        new = copy(self)
+        new.scheduler, moved = fork_scheduler(self.scheduler)
+        new.records = [
+            moved[id(state)].record if (state := self._state_of(r)) else r for r in self.records
+        ]
+        new.in_flight = deque(_fork_batch(batch, moved) for batch in self.in_flight)
+        new.finished = self.finished.copy()
+        new.gaps = self.gaps.copy()
+        new.log = self.log and self.log.copy()
+        new.fork_clock(self)
+        new._queued = self._queued.copy()
+        return new
+
+    def _state_of(self, record: RequestRecord) -> FastState | None:
+        if record.status != "waiting":
+            return None
+        return self.scheduler.states.get(record.request.id)  # type: ignore[return-value]
+
+    # ---- entering and leaving ----
+
+    def _push(self, request: Request) -> None:
+        if request.prompt is not None and not self.sharing:
+            raise ConfigError(
+                f"request {request.id!r} names the content of its prompt: the replay must be made with sharing"
+            )
+        super()._push(request)
+
+    def _enter(self, request: Request, arrival: int) -> None:
+        record = RequestRecord(request, arrival)
+        record.ledger[BUDGET] = self.now - arrival  # a step was under way
+        self.records.append(record)
+        state = self.scheduler.enter(record)
+        state.queued = (self._queued[0], self._queued[1], self._queued[2])
+
+    def _leave(self, request_id: RequestId) -> None:
+        state: FastState | None = self.scheduler.states.get(request_id)  # type: ignore[assignment]
+        if state is None:
+            return
+        if state.bulk:
+            self._abort_member(state)
+        elif state.status == "waiting":
+            self._settle_queue(state)
+        elif state.status == "preempted":
+            state.record.ledger[PREEMPTED_WAIT] += self.now - state.wait_from
+        self.scheduler.remove(state)
+        self._end(state, "aborted", self.now)
+
+    def _abort_member(self, state: FastState) -> None:
+        scheduler = self.scheduler
+        scheduler.leave(state, scheduler.batch)
+        if self.in_flight and state.first > self.in_flight[-1].number:
+            return  # its last chunk is still under way
+        self._settle(state, self.now)
+        if self.in_flight:
+            self.in_flight[-1].deliveries -= 1
+
+    def _end(self, state: FastState, status: str, time: int) -> None:
+        record = state.record
+        record.status = status
+        record.end = time
+        record.output = state.output
+        if status == "finished":
+            self.finished.append(record)
+
+    # ---- ledgers ----
+
+    def _settle(self, state: FastState, until: int) -> None:
+        """Write the decode time of a bulk member up to a moment."""
+        ledger = state.record.ledger
+        disturbed = self._disturbed - state.mark_disturbed
+        ledger[DECODE] += until - state.mark_time - disturbed
+        ledger[INTERFERENCE] += disturbed
+        state.mark_time = until
+        state.mark_disturbed = self._disturbed
+        state.record.last_token = until
+
+    def _settle_queue(self, state: FastState) -> None:
+        ledger = state.record.ledger
+        for reason in range(3):
+            ledger[reason] += self._queued[reason] - state.queued[reason]
+
+    # ---- a batch begins ----
+
+    def _schedule(self) -> _FastBatch:
+        scheduler = self.scheduler
+        step, chunks, members = scheduler.decide()
+        before = self.in_flight[-1] if self.in_flight else None
+        start = self.now if before is None else max(self.now, before.end)
+        if scheduler.left:
+            self._note_left(before)
+        if before is not None and scheduler.retired:
+            before.finishing.extend(scheduler.retired)
+        if step.preempted:
+            self._note_preempted(step)
+        if chunks:
+            self._note_admitted(step, start)
+        self._reason = QUEUED[step.blocked]
+        batch = self._batch(step, chunks, members, start)
+        if self.on_step is not None:
+            self.on_step(scheduler.written_out(step, members))
+        return batch
+
+    def _note_left(self, before: _FastBatch | None) -> None:
+        for state, first in self.scheduler.left:
+            if before is None:
+                self._settle(state, self.now)
+            elif first <= before.number:
+                before.leaving.append(state)
+        self.scheduler.left = []
+
+    def _note_preempted(self, step: Step) -> None:
+        self.preemptions += len(step.preempted)
+        for request_id in step.preempted:
+            state: FastState = self.scheduler.states[request_id]  # type: ignore[assignment]
+            state.record.preemptions += 1
+            state.wait_from = self.now
+
+    def _note_admitted(self, step: Step, start: int) -> None:
+        """Close the waiting time of the admitted ones; they start with the batch, not before."""
+        states = self.scheduler.states
+        for request_id in step.new:
+            state: FastState = states[request_id]  # type: ignore[assignment]
+            self._settle_queue(state)
+            state.record.ledger[BUDGET] += start - self.now
+            state.record.cached = step.hits.get(request_id, 0)
+        for request_id in step.resumed:
+            state = states[request_id]  # type: ignore[assignment]
+            state.record.ledger[PREEMPTED_WAIT] += start - state.wait_from
+
+    def _batch(self, step: Step, chunks: list[Chunk], members: int, start: int) -> _FastBatch:
+        scheduler = self.scheduler
+        prefill = 0
+        decodes = members
+        number = scheduler.batch
+        kv_tokens = scheduler.member_tokens(members)
+        kinds = []
+        progress = members > 0
+        for chunk in chunks:
+            record = chunk.state.record
+            reached, end = record.reached, chunk.end
+            kind = chunk_kind(chunk.start, chunk.state.prompt, reached)
+            kinds.append(kind)
+            if kind == DECODE:
+                decodes += 1
+            else:
+                prefill += end - chunk.start
+            kv_tokens += end
+            if chunk.start < reached:
+                record.recomputed += min(end, reached) - chunk.start
+            if end > reached:
+                record.reached = end
+                progress = True
+        requests = members + len(chunks)
+        duration = disturbed = 0
+        if requests or self._takes_time():
+            duration = batch_duration(self.step_time, prefill, decodes, kv_tokens, requests)
+            if prefill and (members or len(chunks) > 1 or scheduler.skipped):
+                calm = batch_duration(self.step_time, 0, decodes, kv_tokens, requests)
+                disturbed = max(0, duration - calm)
+        return _FastBatch(
+            number,
+            start,
+            start + duration,
+            members,
+            members,
+            chunks,
+            prefill,
+            decodes,
+            kv_tokens,
+            disturbed,
+            progress,
+            scheduler.pool.free,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            len(step.preempted),
+            scheduler.head(),
+            kinds,
+            scheduler.skipped,
+        )
+
+    # ---- a batch ends ----
+
+    def _complete(self, batch: _FastBatch) -> None:
+        end = batch.end
+        scheduler = self.scheduler
+        self._queued[self._reason] += end - batch.start
+        self._disturbed += batch.disturbed
+        tokens = batch.deliveries
+        if tokens:
+            gap = end - self._last_end
+            self.gaps[gap] = self.gaps.get(gap, 0) + tokens
+        for state in batch.leaving:
+            self._deliver_left(state, end)
+        finishing = batch.finishing
+        if not scheduler.lag:
+            finishing = scheduler.retire(batch.number)
+        for state in finishing:
+            if state.status != "finished":
+                self._settle(state, end)
+                if scheduler.lag:
+                    state.output += 1
+        if batch.chunks or batch.skipped:
+            last = self._complete_chunks(batch)
+            tokens += last[0]
+            finishing = finishing + last[1]
+        self.generated_tokens += tokens
+        done = self._finish(finishing, end) if finishing else 0
+        self._last_end = end
+        self._note_completed(batch, tokens, done)
+
+    def _deliver_left(self, state: FastState, end: int) -> None:
+        """The last token of a member that left the bulk while its batch was under way (asynchronous)."""
+        if state.status == "finished":
+            return
+        state.output += 1
+        state.placeholders -= 1
+        self._settle(state, end)
+        state.wait_from = end
+
+    def _complete_chunks(self, batch: _FastBatch) -> tuple[int, list[FastState]]:
+        """Ledgers and tokens of the requests outside the bulk; returns (tokens, those that got their last)."""
+        tokens = 0
+        finishing: list[FastState] = []
+        duration = batch.end - batch.start
+        for state in batch.skipped:
+            if state.status != "finished":
+                kind = PREFILL if state.record.first_token is None else DECODE
+                state.record.ledger[INTERFERENCE if batch.prefill_tokens else kind] += duration
+                state.wait_from = batch.end
+        for chunk, kind in zip(batch.chunks, batch.kinds, strict=True):
+            state = chunk.state
+            if state.status == "finished":
+                continue
+            own = 0 if kind == DECODE else chunk.end - chunk.start
+            disturbed = self._disturbance(batch, own)
+            ledger = state.record.ledger
+            ledger[INTERFERENCE] += disturbed
+            ledger[kind] += duration - disturbed
+            state.wait_from = batch.end
+            if chunk.sampled:
+                tokens += 1
+                self._deliver(state, batch.end)
+                if not state.bulk and state.output >= state.limit:
+                    finishing.append(state)
+        return tokens, finishing
+
+    def _disturbance(self, batch: _FastBatch, own: int) -> int:
+        if own == batch.prefill_tokens:
+            return 0
+        if own == 0:
+            return batch.disturbed
+        without = batch_duration(
+            self.step_time,
+            own,
+            batch.decode_requests,
+            batch.kv_tokens,
+            batch.members + len(batch.chunks),
+        )
+        return max(0, batch.end - batch.start - without)
+
+    def _deliver(self, state: FastState, end: int) -> None:
+        record = state.record
+        state.output += 1
+        state.placeholders -= self.scheduler.lag
+        if record.first_token is None:
+            record.first_token = end
+            self.prompt_tokens += state.prompt
+            self.cached_tokens += record.cached
+        else:
+            gap = end - record.last_token
+            self.gaps[gap] = self.gaps.get(gap, 0) + 1
+        record.last_token = end
+        state.mark_time = end
+        state.mark_disturbed = self._disturbed
+
+    def _finish(self, finishing: list[FastState], end: int) -> int:
+        if len(finishing) > 1:
+            finishing = sorted(finishing, key=lambda s: s.stamp)
+        done = 0
+        for state in finishing:
+            if state.status == "finished":
+                continue
+            done += 1
+            self.scheduler.finish(state)
+            self._end(state, "finished", end)
+        return done
+
+    def _note_completed(self, batch: _FastBatch, tokens: int, done: int) -> None:
+        scheduler = self.scheduler
+        self.steps += 1
+        self.running_now = len(scheduler.running)
+        self.waiting_now = len(scheduler.states) - self.running_now
+        self.free_now = scheduler.pool.free
+        if self.log is not None:
+            self.log.append(
+                batch.start,
+                batch.end,
+                batch.prefill_tokens,
+                batch.decode_requests,
+                batch.kv_tokens,
+                batch.free,
+                self.free_now,
+                batch.running,
+                batch.waiting,
+                batch.preempted,
+                tokens,
+                done,
+            )
+        if tokens or batch.progress:
+            self._idle_turns = 0
+        else:
+            self._idle_turns += 1
+            if self._idle_turns >= GUARD_STEPS:
+                raise NoProgressError(stuck_message(batch.head.id if batch.head else None))

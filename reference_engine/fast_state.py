@@ -1,0 +1,76 @@
+"""A request on the fast path: its scheduler state, its record, and what replaces them while it decodes in bulk."""
+
+from __future__ import annotations
+
+from .ledger import RequestRecord
+from .state import RequestState
+
+__all__ = ["FastState"]
+
+
+class FastState(RequestState):
+    """A request that may be a bulk member: then it gets one token in every batch and nothing of it is touched.
+
+    While `bulk` is set, batch number j leaves it at `base + j` computed tokens and brings its output to
+    `out_base + j` tokens; `first` is its first batch as a member and `finish` the batch of its last token. The plain
+    fields are written again when it leaves the bulk. `draining`: its last token is in flight (asynchronous only).
+    `stamp` orders requests as the running list does. `mark_time` and `mark_disturbed`: clock and disturbance total
+    (ns) from which its decode time counts; `wait_from`: when it was evicted (ns); `queued`: queue totals at entry.
+    """
+
+    __slots__ = (
+        "base",
+        "bulk",
+        "draining",
+        "finish",
+        "first",
+        "mark_disturbed",
+        "mark_time",
+        "out_base",
+        "queued",
+        "record",
+        "stamp",
+        "wait_from",
+    )
+
+    def __init__(self, record: RequestRecord, max_model_len: int) -> None:
+        super().__init__(record.request, max_model_len)
+        self.record = record
+        self.bulk = False
+        self.draining = False
+        self.stamp = 0
+        self.base = self.out_base = self.first = self.finish = 0
+        self.mark_time = self.mark_disturbed = self.wait_from = 0
+        self.queued = (0, 0, 0)
+
+    def copy(self) -> FastState:
+        """An independent copy; `segment` still is the original's."""
+        new = FastState.__new__(FastState)
+        new.request = self.request
+        new.id = self.id
+        new.priority = self.priority
+        new.arrival = self.arrival
+        new.prompt = self.prompt
+        new.limit = self.limit
+        new.output = self.output
+        new.computed = self.computed
+        new.placeholders = self.placeholders
+        new.status = self.status
+        new.held = self.held
+        new.registered = self.registered
+        new.segment = self.segment
+        new.blocks = self.blocks.copy() if self.blocks else []
+        new.hashes = self.hashes.copy() if self.hashes else []
+        new.record = self.record.copy()
+        new.bulk = self.bulk
+        new.draining = self.draining
+        new.stamp = self.stamp
+        new.base = self.base
+        new.out_base = self.out_base
+        new.first = self.first
+        new.finish = self.finish
+        new.mark_time = self.mark_time
+        new.mark_disturbed = self.mark_disturbed
+        new.wait_from = self.wait_from
+        new.queued = self.queued
+        return new
