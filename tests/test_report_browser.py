@@ -12,10 +12,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from conftest import DATA, NO_BROWSER
-from test_report_html import HOSTILE, everywhere
 
 from logscope.report.html import write_html
+from tests.conftest import DATA, NO_BROWSER
+from tests.test_report_html import HOSTILE, everywhere
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the playwright package is not installed"
