@@ -93,6 +93,8 @@ def verdict_of_windows(
     if waiting.height == 0:
         busy = windows.filter(pl.col("kv_pct").fill_null(0) >= FULL_PCT)
         return "healthy" if busy.height == 0 else "not-enough-evidence"
+    if windows["aggregated"].any():
+        return "not-enough-evidence"  # a mean over engines hides which one is full
     if at_seats.height * 2 > waiting.height:
         return "seat-limit"
     if full.height * 2 > waiting.height:

@@ -12,13 +12,14 @@ FULL_PCT = 95.0
 """KV usage (percent, as printed) from which the cache counts as full: the line is taken after finished requests were freed."""
 
 DEFAULT_INTERVAL_S = 10.0
+ENOUGH_GAPS = 4
 
 
 def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
     """One row a statistics line that shows the queues, in the order of the log.
 
     Columns: start, end (record's clock), interval_s, running, waiting, swapped, kv_pct, prompt_tps, generation_tps (tokens/s, means
-    over the interval), idle (no tokens), source, line, order. None where there is no such line.
+    over the interval), idle (no tokens), aggregated (means over several engines), source, line, order. None where there is no such line.
     """
     if stats is None or "running" not in stats.columns:
         return None
@@ -33,6 +34,9 @@ def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
         kv_pct=_kv(rows),
         prompt_tps=_optional(rows, "prompt_throughput"),
         generation_tps=_optional(rows, "generation_throughput"),
+        aggregated=pl.col("aggregated").fill_null(value=False)
+        if "aggregated" in rows.columns
+        else pl.lit(value=False),
         source=pl.col("source"),
         line=pl.col("line"),
         order=pl.col("order"),
@@ -54,9 +58,12 @@ def usual_interval(windows: pl.DataFrame) -> float:
 
 
 def _usual(gaps: pl.Series) -> float:
+    """The lower quartile: idle stretches and stalls leave long gaps; few gaps tell little, then vLLM's default bounds it."""
     positive = gaps.filter(gaps > 0.5)
-    middle = positive.median() if positive.len() else None
-    return float(middle) if isinstance(middle, (int, float)) else DEFAULT_INTERVAL_S
+    low = positive.quantile(0.25, "nearest") if positive.len() else None
+    if not isinstance(low, (int, float)):
+        return DEFAULT_INTERVAL_S
+    return float(low) if positive.len() >= ENOUGH_GAPS else min(float(low), DEFAULT_INTERVAL_S)
 
 
 def _optional(frame: pl.DataFrame, name: str) -> pl.Expr:

@@ -92,7 +92,7 @@ def kv_admission_wait(context: Context) -> list[Finding]:
 def seat_queue(context: Context) -> list[Finding]:
     """Running sits at max_num_seqs with a queue and free KV space."""
     windows, seats = context.windows, context.log.facts.config.get("max_num_seqs")
-    if windows is None or not seats:
+    if windows is None or not seats or windows["aggregated"].any():
         return []
     measured = context.log.facts.basis.get("max_num_seqs") in ("measured", "given")
     # The line is taken after finished requests gave up their seats: a full house shows a few free ones.
