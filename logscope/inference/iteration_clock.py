@@ -1,0 +1,127 @@
+"""When each step ended, to the millisecond, although a log's stamps have whole seconds.
+
+The steps' own durations say how far apart their ends are; the stamps say between which seconds each end lies. Both
+together leave an offset that is known to a fraction of a step wherever a second turns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Floats", "Ints", "arrival_times", "end_times"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_DRIFT = 0.04  # of a step's length: how far the time between two steps strays from its mean
+_SLACK_S = 0.0002
+
+
+def end_times(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_]) -> Floats:
+    """The end of each step in seconds, on the stamps' clock.
+
+    `stamps`: the lines' times in seconds, whole or finer (finer ones are taken as they are). `elapsed`: the steps' own
+    durations in seconds. `may_idle`: before this step the engine may have had nothing to do.
+    """
+    if len(stamps) == 0:
+        return np.zeros(0)
+    finer = np.mean(stamps != np.floor(stamps)) > 0.5
+    if finer:
+        return np.maximum.accumulate(stamps)
+    stamps = np.maximum.accumulate(np.floor(stamps))
+    between = elapsed + _overhead(stamps, elapsed, may_idle)
+    between = np.maximum(between, 1e-6)
+    nominal = np.cumsum(between)
+    low, high = _narrow(stamps - nominal, stamps + 1.0 - nominal, between, may_idle)
+    ends = nominal + (low + high) / 2
+    return np.maximum.accumulate(np.clip(ends, stamps, stamps + 1.0 - 1e-6))
+
+
+def _overhead(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_]) -> float:
+    """Mean seconds between a step's end and the next one's start, from the busy stretches between turns of a second."""
+    turns = np.flatnonzero(np.diff(stamps) > 0) + 1
+    if len(turns) < 2:
+        return 0.0
+    idle = np.cumsum(may_idle)
+    done = np.cumsum(elapsed)
+    first, last = turns[:-1], turns[1:]
+    busy = idle[first] == idle[last]
+    if not busy.any():
+        return 0.0
+    first, last = first[busy], last[busy]
+    # a turn lies half a step before the end of the step that crosses it, on the average
+    seconds = stamps[last] - stamps[first]
+    work = done[last] - done[first] - (elapsed[last] - elapsed[first]) / 2
+    steps = (last - first).sum()
+    return float(np.clip((seconds - work).sum() / steps, -0.5 * elapsed.mean(), 0.02))
+
+
+def _narrow(
+    low: Floats, high: Floats, between: Floats, may_idle: npt.NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """Bounds of the offset at each step: its own, its predecessor's and its successor's, with some drift between.
+
+    Across a possible idle time the offset only grows.
+    """
+    drift = (_DRIFT * between + _SLACK_S).tolist()
+    lows, highs, idle = low.tolist(), high.tolist(), may_idle.tolist()
+    for k in range(1, len(lows)):
+        lows[k] = max(lows[k], lows[k - 1] - drift[k])
+        if not idle[k]:
+            highs[k] = min(highs[k], highs[k - 1] + drift[k])
+        if lows[k] > highs[k]:  # a stall that the durations do not show
+            if high[k] < lows[k]:
+                lows[k] = highs[k] = high[k] - 1e-6
+            else:
+                lows[k] = highs[k] = max(low[k], min(high[k], lows[k]))
+    for k in range(len(lows) - 2, -1, -1):
+        top = min(highs[k], highs[k + 1] + drift[k + 1])
+        bottom = lows[k] if idle[k + 1] else max(lows[k], lows[k + 1] - drift[k + 1])
+        if bottom <= top:
+            lows[k], highs[k] = bottom, top
+    return np.array(lows), np.array(highs)
+
+
+def arrival_times(
+    position: Ints, stamps: Floats, starts: Floats, ends: Floats, admitted: Ints
+) -> Floats:
+    """Seconds at which requests came whose lines stand between the lines of two steps.
+
+    `position`: how many steps' lines stand before each; `stamps`: its own line's time (NaN: none); `starts`, `ends`: of
+    the steps; `admitted`: the step that first ran it (-1: not known). What an idle engine or the very next step took came
+    before that step's start, what came during a step came at any moment of it: the middle, or spread evenly.
+    """
+    count = len(ends)
+    if len(stamps) and np.nanmean(stamps != np.floor(stamps)) > 0.5:
+        return np.maximum.accumulate(stamps)
+    if count == 0:
+        return np.where(np.isnan(stamps), 0.0, stamps)
+    here = np.clip(position, 0, count - 1)
+    at_once = (admitted >= 0) & (admitted <= position)
+    lower = np.where(position > 0, ends[np.clip(position - 1, 0, count - 1)], -np.inf)
+    lower = np.where(at_once, lower, np.maximum(lower, starts[here]))
+    upper = np.where(at_once, starts[np.clip(admitted, 0, count - 1)], ends[here])
+    upper = np.where(position < count, upper, np.inf)
+    known = ~np.isnan(stamps)
+    lower = np.where(known, np.maximum(lower, stamps), lower)
+    upper = np.where(known, np.minimum(upper, stamps + 1.0), upper)
+    # the bounds may miss each other by what the ends are uncertain by; a step's start is the surer one
+    lower = np.where(lower > upper, upper, lower)
+    alone = at_once & (upper - lower > 0.05)
+    lower = np.where(alone | ~np.isfinite(lower), upper - 0.002, lower)
+    upper = np.where(np.isfinite(upper), upper, lower)
+    times = lower + _shares(np.column_stack([lower, upper])) * (upper - lower)
+    return np.maximum.accumulate(times)
+
+
+def _shares(bounds: Floats) -> Floats:
+    """Where between equal bounds each event stands when those of one gap are spread evenly."""
+    shares = np.empty(len(bounds))
+    start = 0
+    for stop in range(1, len(bounds) + 1):
+        if stop == len(bounds) or (bounds[stop] != bounds[start]).any():
+            many = stop - start
+            shares[start:stop] = (np.arange(many) + 1) / (many + 1)
+            start = stop
+    return shares
