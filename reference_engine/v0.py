@@ -89,6 +89,13 @@ class V0Scheduler:
         Raises:
             SchedulerFailedError: the real scheduler raises here.
         """
+        turn = self._decide(now)
+        step = turn.step()
+        self._close(turn, step)
+        self._describe(step)
+        return step
+
+    def _decide(self, now: float) -> Turn:
         turn = Turn(self.config, now, self.looks_up)
         if self.profile.sorted_by_arrival and self.config.delay_factor > 0:
             self._delayed = (list(self.waiting), list(self.running))
@@ -101,11 +108,10 @@ class V0Scheduler:
             or turn.seats > self.config.max_num_seqs
         ):
             raise SchedulerFailedError(
-                "more was scheduled than max_num_batched_tokens or max_num_seqs allow (AssertionError in scheduler.py)"
+                "more was scheduled than max_num_batched_tokens or max_num_seqs allow "
+                "(the engine stops with an AssertionError in scheduler.py)"
             )
-        step = turn.step()
-        self._close(turn, step)
-        return step
+        return turn
 
     def _schedule_default(self, turn: Turn) -> None:
         """Prefills, or else decodes; swapped requests come back only in a step that evicted nobody."""
@@ -356,19 +362,22 @@ class V0Scheduler:
         self.running = deque(running)
 
     def _close(self, turn: Turn, step: V0Step) -> None:
-        """Fill in the queues as they stand now, and forget what was ignored."""
+        """After the decisions: blocks count as computed, ignored requests are forgotten."""
         if step.scheduled:
             self.memory.gpu.mark_computed()
         for state in turn.ignored:
             state.status = "finished"
             del self.states[state.id]
+        if self.waiting:
+            step.blocked = "kv" if turn.preempted or turn.blocked is None else turn.blocked
+
+    def _describe(self, step: V0Step) -> None:
+        """Write down the queues as they stand now."""
         step.running = [state.id for state in self.running]
         step.waiting = [state.id for state in self.waiting]
         step.swapped = [state.id for state in self.swapped]
         step.num_computed = [state.computed for state in self.running]
         step.free_blocks = self.memory.gpu.free
-        if self.waiting:
-            step.blocked = "kv" if turn.preempted or turn.blocked is None else turn.blocked
 
     def update(self, step: Step) -> Outcome:
         """Hand a token to each request that has caught up; free what finished, in the order of the running queue."""
