@@ -64,23 +64,27 @@ def _of_argument(arg: str, notes: list[str]) -> Iterator[Found]:
     if arg == "-":
         yield Found("-", None)
         return
-    path = Path(arg).expanduser()
-    try:
-        is_folder = path.is_dir()
-        exists = is_folder or os.path.lexists(path)
-    except (OSError, ValueError):
+    if "\0" in arg:
         yield Found(arg, None, "no valid file name")
         return
-    if is_folder:
+    path = _home_expanded(arg)
+    if path.is_dir():
         yield from _of_folder(arg, path, notes)
-    elif exists or not glob.has_magic(arg):
+    elif os.path.lexists(path) or not glob.has_magic(arg):
         yield Found(arg, path)
     else:
         yield from _of_glob(arg, notes)
 
 
+def _home_expanded(arg: str) -> Path:
+    try:
+        return Path(arg).expanduser()
+    except RuntimeError:  # no such user
+        return Path(arg)
+
+
 def _of_glob(pattern: str, notes: list[str]) -> Iterator[Found]:
-    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
+    found = glob.glob(str(_home_expanded(pattern)), recursive=True)  # noqa: PTH207
     names = sorted(found, key=natural_key)
     files = [name for name in names if not Path(name).is_dir()]
     for name in files:

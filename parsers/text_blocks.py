@@ -47,8 +47,9 @@ def is_binary(block: bytes) -> bool:
     sample = block.lstrip(b"\0")[:_SAMPLE]
     if not sample:
         return bool(block)
-    controls = len(sample) - len(sample.translate(None, _CONTROLS))
-    return controls > len(sample) // 10
+    bad = len(sample) - len(sample.translate(None, _CONTROLS))
+    bad += sample.decode("utf-8", "replace").count("\ufffd")
+    return bad > len(sample) // 8
 
 
 def transcoded(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:

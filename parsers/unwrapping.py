@@ -51,6 +51,7 @@ def unwrapped(
     rest = unwrapper.finish()
     if rest:
         yield rest
+    loss.truncated += unwrapper.blobs
     if unwrapper.cut:
         loss.truncated += 1
         loss.bytes += unwrapper.cut

@@ -20,6 +20,7 @@ HOST, UNIT, POD, CONTAINER, PID = (
     "vllm-server",
     361991,
 )
+NO_JOURNAL = "no journal tools here (Debian: apt install systemd systemd-journal-remote)"
 _DATA = Path(__file__).parent / "data" / "envelopes" / "v0.32.0-base.stamped.log.gz"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICRO = timedelta(microseconds=1)

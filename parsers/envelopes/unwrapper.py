@@ -76,6 +76,8 @@ class Unwrapper:
             str
         ] = ()  # the block in hand, and where in it the line in hand stands
         self._at = 0
+        self._spaced = False  # the line before was a server-sent event, an empty line ends it
+        self.blobs = 0  # messages that journalctl left out ("[216B blob data]": not asked with -a)
 
     @property
     def busy(self) -> bool:
@@ -132,6 +134,9 @@ class Unwrapper:
         if self._collector is not None:
             return self._collect(number, text)
         if _PLAIN.match(text):
+            if not text and self._spaced:
+                self._spaced = False
+                return []
             if text:
                 self._outer, self._indent, self._layers[0].last = None, 0, None
             return [Line(number, text, self._outer)]
@@ -175,6 +180,7 @@ class Unwrapper:
         found = self._find(text, 0)
         if found:
             first = found[0]
+            self._spaced = text.startswith("data: ")
             if len(found) == 1 and _PLAIN.match(first.text) and self._is_whole(first):
                 self._outer, self._indent = first.outer, first.indent
                 return [Line(number, first.text, first.outer)]
@@ -219,6 +225,7 @@ class Unwrapper:
                 for peeled in found:
                     lines += self._emit(number, peeled, outer, depth)
                 return lines
+            self.blobs += text.endswith(" blob data]")
         return [Line(number, text, outer)]
 
     def _find(self, text: str, depth: int) -> list[Peeled]:
