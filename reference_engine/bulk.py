@@ -9,6 +9,7 @@ walks them as `V1Scheduler` does, so that decisions are the plain scheduler's in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from .blocks import BlockPool, Contents, CountedPool, Pool
 from .config import EngineConfig
@@ -77,6 +78,7 @@ class BulkScheduler(V1Scheduler):
         self.phases: list[set[FastState]] = [set() for _ in range(config.block_size)]
         self.single: list[FastState] = []
         self.finish_at: dict[int, list[FastState]] = {}
+        self._finishes: list[int] = []
         self.left: list[tuple[FastState, int]] = []
         self.retired: list[FastState] = []
         self.skipped: list[FastState] = []
@@ -172,7 +174,11 @@ class BulkScheduler(V1Scheduler):
         state.out_base = output - batch
         state.first = batch + 1
         state.finish = batch + state.limit - output
-        self.finish_at.setdefault(state.finish, []).append(state)
+        if state.finish in self.finish_at:
+            self.finish_at[state.finish].append(state)
+        else:
+            self.finish_at[state.finish] = [state]
+            heappush(self._finishes, state.finish)
         self.phases[(1 - state.base) % self.size].add(state)
         self.members += 1
         self.base_sum += state.base
@@ -219,6 +225,35 @@ class BulkScheduler(V1Scheduler):
         for state in members:
             self._leave_now(state)
         self.single = [s for s in self.running if not s.draining]  # type: ignore[misc,attr-defined]
+
+    @property
+    def uneventful(self) -> bool:
+        """Whether the next batch can be like this one: only members, and a queue whose head stays where it is.
+
+        A step without events has been decided since the last arrival. What kept the head then keeps it now, unless
+        cached blocks come and go (`BlockPool`), or prompts change places in the queue while they wait.
+        """
+        return (
+            self.members > 0
+            and not self.single
+            and self.count_pool is not None
+            and self.members == len(self.running)
+            and (self.config.enable_chunked_prefill or self.profile.unchunked_prompt != "skipped")
+        )
+
+    def next_finish(self) -> int:
+        """The next batch that brings a last token (or that did, before its request was evicted)."""
+        finishes = self._finishes
+        while finishes and finishes[0] not in self.finish_at:
+            heappop(finishes)
+        return finishes[0]
+
+    def coasted(self, batch: int, free: int) -> None:
+        """Uneventful batches have passed: `batch` is the newest, `free` blocks are left."""
+        self.batch = batch
+        pool = self.count_pool
+        assert pool is not None
+        pool.take(pool.free - free)
 
     def head(self) -> RequestState | None:
         """The request that would block all others: the first running one, or the first in the queue."""

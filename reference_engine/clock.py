@@ -174,6 +174,7 @@ class ReplayClock(ABC, Generic[BatchT]):
             if self._due is None:
                 if self.unfinished == 0 and not self.in_flight and not self._jump(until):
                     return
+                self._coast(until)
                 if self.now >= until:
                     return
                 self._start_turn()
@@ -184,6 +185,19 @@ class ReplayClock(ABC, Generic[BatchT]):
             self._complete(self.in_flight.popleft())
             self.now = max(self.now, self._due)
             self._due = None
+
+    def _coast(self, until: float) -> None:
+        """Between two turns: a subclass may run through turns in which nothing happens."""
+
+    def _next_event(self, until: float) -> float:
+        """The next arrival or abort, or `until` if that comes first (ns)."""
+        if self._by_step:
+            return 0
+        if self._arrivals and self._arrivals[0][0] < until:
+            until = self._arrivals[0][0]
+        if self._aborts and self._aborts[0][0] < until:
+            until = self._aborts[0][0]
+        return until
 
     def _jump(self, until: float) -> bool:
         """Idle: on to the next arrival. False when there is none before `until`."""

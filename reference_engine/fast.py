@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from .bulk import BulkScheduler, Chunk, bulk_possible
 from .clock import ReplayClock, batch_duration
+from .coast import Pending, Stretch, coast
 from .config import EngineConfig
 from .errors import ConfigError, NoProgressError
 from .fast_state import FastState
@@ -124,6 +125,7 @@ class FastReplay(ReplayClock[_FastBatch]):
         self._disturbed = 0
         self._last_end = 0
         self._idle_turns = 0
+        self._uneventful = False
 
     @property
     def unfinished(self) -> int:
@@ -164,6 +166,7 @@ class FastReplay(ReplayClock[_FastBatch]):
         super()._push(request)
 
     def _enter(self, request: Request, arrival: int) -> None:
+        self._uneventful = False
         record = RequestRecord(request, arrival)
         record.ledger[BUDGET] = self.now - arrival  # a step was under way
         self.records.append(record)
@@ -174,6 +177,7 @@ class FastReplay(ReplayClock[_FastBatch]):
         state: FastState | None = self.scheduler.states.get(request_id)  # type: ignore[assignment]
         if state is None:
             return
+        self._uneventful = False
         if state.bulk:
             self._abort_member(state)
         elif state.status == "waiting":
@@ -316,6 +320,53 @@ class FastReplay(ReplayClock[_FastBatch]):
             scheduler.skipped,
         )
 
+    def _coast(self, until: float) -> None:
+        scheduler = self.scheduler
+        if not self._uneventful or self.on_step is not None or not scheduler.uneventful:
+            return
+        pending = None
+        if self.in_flight:
+            batch = self.in_flight[0]
+            if batch.chunks or batch.leaving or batch.skipped or batch.preempted:
+                return
+            pending = Pending(batch.start, batch.end, batch.deliveries, batch.kv_tokens, batch.free)
+        members = scheduler.members
+        stretch = Stretch(
+            now=self.now,
+            last_end=self._last_end,
+            batch=scheduler.batch,
+            last_batch=scheduler.next_finish() - 1 + scheduler.lag,
+            stop=self._next_event(until),
+            until=until,
+            members=members,
+            kv_tokens=scheduler.base_sum + members * scheduler.batch,
+            demand=scheduler.phases,
+            free=scheduler.pool.free,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pending=pending,
+        )
+        coast(stretch, self.step_time, self.gaps, self.log)
+        if stretch.steps:
+            self._coasted(stretch)
+
+    def _coasted(self, stretch: Stretch) -> None:
+        self.scheduler.coasted(stretch.batch, stretch.free)
+        self._queued[self._reason] += stretch.elapsed
+        self._last_end = stretch.last_end
+        self.now = stretch.now
+        self.turns += stretch.steps
+        self.steps += stretch.steps
+        self.generated_tokens += stretch.tokens
+        self.free_now = stretch.free
+        if stretch.pending is not None:
+            batch = self.in_flight[0]
+            pending = stretch.pending
+            batch.number = stretch.batch
+            batch.start, batch.end = pending.start, pending.end
+            batch.deliveries, batch.kv_tokens = pending.deliveries, pending.kv_tokens
+            batch.free = pending.free
+
     # ---- a batch ends ----
 
     def _complete(self, batch: _FastBatch) -> None:
@@ -429,6 +480,7 @@ class FastReplay(ReplayClock[_FastBatch]):
         self.running_now = len(scheduler.running)
         self.waiting_now = len(scheduler.states) - self.running_now
         self.free_now = scheduler.pool.free
+        self._uneventful = not (done or batch.chunks or batch.preempted)
         if self.log is not None:
             self.log.append(
                 batch.start,

@@ -33,6 +33,7 @@ def fork_scheduler(old: BulkScheduler) -> tuple[BulkScheduler, StateMap]:
         batch: [moved[id(state)] for state in states if id(state) in moved]
         for batch, states in old.finish_at.items()
     }
+    new._finishes = old._finishes.copy()
     new.left, new.retired = [], []
     new.reset()
     return new, moved
