@@ -57,6 +57,15 @@ _MORE = (
     "model",
     "quantization",
     "enforce_eager",
+    # Memory, in GiB a GPU, as the sizing lines print it.
+    "total_gpu_gib",
+    "weights_gib",
+    "available_kv_cache_gib",
+    "activation_gib",
+    "non_torch_gib",
+    "cudagraph_gib",
+    "requested_gib",
+    "free_gib",
 )
 
 
