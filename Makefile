@@ -13,7 +13,7 @@ JOBS   ?= auto
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench wheel clean distclean
+.PHONY: help demo test lint format bench wheel readme clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -58,6 +58,9 @@ bench: $(VENV)/.installed-dev
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+readme: $(VENV)/.installed-dev
+	$(BIN)/python docs/refresh_readme.py
 
 clean:
 	rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
