@@ -44,6 +44,8 @@ PRESSURE = {
     "saturated": "The KV cache is full and requests queue, with little or no preemption.",
     "none": "The KV cache is not under pressure.",
 }
+MAX_SPIKES = 200
+MAX_LINES = 40  # of one finding
 # Where "no pressure" is part of the answer; a server that did not start has no pressure to speak of.
 CALM = ("healthy", "seat-limit", "prefill-interference")
 
@@ -80,6 +82,7 @@ class Page:
     bars: Sequence[Bar]
     ledger_basis: str
     spikes: Sequence[Sequence[str]]
+    more_spikes: int
     latency: Sequence[Sequence[str]]
     engines: Sequence[Sequence[str]]
     config: Sequence[Fact]
@@ -94,7 +97,7 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
     verdict = VERDICTS.get(str(analysis.get("verdict")), OPEN)
     findings = [_finding(f) for f in analysis.get("findings") or []]
     replay = analysis.get("replay") or {}
-    spikes = analysis.get("spikes") or []
+    spikes = sorted(analysis.get("spikes") or [], key=lambda s: -(s.get("p99_e2e_s") or 0.0))
     given = analysis.get("input") or {}
     return Page(
         verdict=verdict,
@@ -112,7 +115,8 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         ledger=ledger_rows(analysis.get("ledger") or {}),
         bars=ledger_bars(analysis.get("ledger") or {}),
         ledger_basis="replayed" if replay else "",
-        spikes=[_spike(s) for s in spikes],
+        spikes=[_spike(s) for s in sorted(spikes[:MAX_SPIKES], key=lambda s: str(s.get("start")))],
+        more_spikes=max(0, len(spikes) - MAX_SPIKES),
         latency=_latency(analysis.get("latency") or {}),
         engines=[_engine_row(e) for e in analysis.get("engines") or []],
         config=configuration(engine),
@@ -173,7 +177,7 @@ def _finding(found: Mapping[str, Any]) -> Finding:
 def _lines(lines: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str, str]]:
     return [
         (visible(str(e.get("source") or "")), count(e.get("line")), redacted(str(e.get("text"))))
-        for e in lines or []
+        for e in (lines or [])[:MAX_LINES]
     ]
 
 
