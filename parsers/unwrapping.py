@@ -12,6 +12,7 @@ from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.journal_fields import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE
 from parsers.lines import Line
+from parsers.terminal_rows import Rows, rows_of
 from parsers.text_blocks import TextBlock, text_blocks
 
 if TYPE_CHECKING:
@@ -43,7 +44,16 @@ def unwrapped(
         yield from _exported(blocks, clock, by_entry=by_entry())
         return
     unwrapper = Unwrapper(clock)
-    for block in text_blocks(blocks, loss):
+    lines = text_blocks(blocks, loss)
+    head = next(lines, None)
+    if head is None:
+        return
+    lines = chain((head,), lines)
+    rows = rows_of(head.data[:_SAMPLED_BYTES].decode("utf-8", "replace").split("\n")[:-1])
+    if rows is not None:
+        yield from _rejoined(lines, rows, unwrapper)
+        return
+    for block in lines:
         if _is_plain(block, unwrapper):
             yield block
         else:
@@ -55,6 +65,18 @@ def unwrapped(
     if unwrapper.cut:
         loss.truncated += 1
         loss.bytes += unwrapper.cut
+
+
+def _rejoined(
+    blocks: Iterator[TextBlock], rows: Rows, unwrapper: Unwrapper
+) -> Iterator[list[Line]]:
+    """Lines that a terminal wrapped: joined, then taken out of their envelopes."""
+    for block in blocks:
+        joined = list(rows.join(block.numbered()))
+        unwrapper.survey([text for _, text in joined[:SAMPLE]])
+        yield [line for number, text in joined for line in unwrapper.feed(number, text)]
+    last = [line for number, text in rows.rest() for line in unwrapper.feed(number, text)]
+    yield last + unwrapper.finish()
 
 
 def _is_plain(block: TextBlock, unwrapper: Unwrapper) -> bool:

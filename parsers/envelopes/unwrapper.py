@@ -27,7 +27,7 @@ from parsers.envelopes.partials import Partials
 from parsers.envelopes.peeled import Envelope, Peeled, looks_like_record
 from parsers.lines import Line, Outer
 
-__all__ = ["SAMPLE", "Unwrapper", "unwrap"]
+__all__ = ["SAMPLE", "Unwrapper", "possible_envelopes", "unwrap"]
 
 SAMPLE = 400
 _LAYERS = 4
@@ -324,6 +324,12 @@ def _merged(around: Outer, inside: Outer) -> Outer:
     """Facts of nested envelopes: the outermost's, but the innermost's time, the nearest to the process."""
     merged = around.completed(inside)
     return merged if inside.time_us is None else merged._replace(time_us=inside.time_us)
+
+
+def possible_envelopes(text: str, clock: Clock) -> set[tuple[str, str]]:
+    """The envelopes whose form a line has, weak ones included: their names and shapes."""
+    found = ((e.name, e.peel(text, clock)) for e in _BY_START.get(text[0], ()))
+    return {(name, peeled.shape) for name, peeled in found if peeled is not None}
 
 
 def unwrap(lines: Iterable[tuple[int, str]], clock: Clock | None = None) -> Iterator[Line]:
