@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Protocol
 
-__all__ = ["BLOCK", "DamagedError", "compression_of", "decoded", "unsupported"]
+__all__ = ["BLOCK", "DamagedError", "compression_of", "decoded", "open_blocks", "unsupported"]
 
 BLOCK = 1 << 20
 _ZSTD_FEED = 1 << 10  # zstd has no output limit: a kilobyte in is at most 256 blocks of 128 KiB out
@@ -221,10 +221,11 @@ def _count(read: Callable[[], bytes]) -> int:
     return lost
 
 
-def open_blocks(stream: BinaryIO, size: int = BLOCK) -> Callable[[], bytes]:
-    """A reader of blocks from a binary stream, b"" at its end."""
+def open_blocks(stream: BinaryIO, size: int = BLOCK, *, live: bool = False) -> Callable[[], bytes]:
+    """A reader of blocks from a binary stream, b"" at its end; `live`: of what there is, without waiting for more."""
+    take = getattr(stream, "read1", stream.read) if live else stream.read
 
     def read() -> bytes:
-        return stream.read(size) or b""
+        return take(size) or b""
 
     return read

@@ -27,6 +27,7 @@ from parsers.decompress import (
 )
 from parsers.discovery import Found, discover
 from parsers.envelopes import Clock
+from parsers.envelopes.clock import zone_of
 from parsers.journal import MAGIC, JournalError, export_blocks
 from parsers.lines import Line
 from parsers.rotation import rotation_of
@@ -36,6 +37,7 @@ from parsers.unwrapping import is_newest_first, turned_round, unwrapped
 __all__ = ["Loss", "Source", "Sources", "expand"]
 
 _FIFO_PATIENCE_S = 2.0
+_MAGIC_SIZE = 16
 
 
 @dataclass(slots=True)
@@ -68,11 +70,13 @@ class Source:
         group: str | None = None,
         timezone: str | None = None,
         problem: str | None = None,
+        live: bool = False,
     ) -> None:
         self.name = name
         self.path = path
         self.group = group if group is not None else name
         self.timezone = timezone
+        self.live = live
         self.problem = problem
         self.loss = Loss()
         self.size: int | None = None
@@ -127,9 +131,9 @@ class Source:
                 yield from self._read(stream, head)
 
     def _read(self, stream: BinaryIO, head: bytes = b"") -> Iterator[bytes]:
-        read = open_blocks(stream)
+        read = open_blocks(stream, live=self.live)
         head += read()
-        while head and len(head) < 512 and (more := read()):  # a pipe gives little at a time
+        while 0 < len(head) < _MAGIC_SIZE and (more := read()):  # a pipe may give little at a time
             head += more
         if self.path is not None and head.startswith(MAGIC):
             yield from self._journal(self.path)
@@ -184,7 +188,7 @@ class Source:
         first = next(pieces, None)
         if first is None:
             return
-        self.newest_first = is_newest_first(first)
+        self.newest_first = not self.live and is_newest_first(first)
         if not self.newest_first:
             yield first
             yield from pieces
@@ -204,24 +208,32 @@ class Sources(list[Source]):
 
 
 def expand(
-    args: Sequence[str], *, stdin: BinaryIO | None = None, timezone: str | None = None
+    args: Sequence[str],
+    *,
+    stdin: BinaryIO | None = None,
+    timezone: str | None = None,
+    live: bool = False,
 ) -> Sources:
     """Turn the arguments of a command into sources, rotated sets oldest first.
 
     Files, folders (recursively; files that look like logs), globs, `-` for standard input. What cannot be
     read is a source with its `problem` set. `timezone` (an IANA name) is that of outer clocks without zone.
+    `live` gives lines as soon as a pipe has them, which leaves out what needs to look far ahead (newest-first
+    exports). Raises ValueError for an unknown time zone.
     """
+    zone_of(timezone)
     sources: list[Source] = []
     notes: list[str] = []
     for found in _in_rotation_order(list(discover(args, notes))):
         if found.name == "-" and found.path is None and found.problem is None:
             stream = stdin if stdin is not None else sys.stdin.buffer
-            sources.append(Source("-", stream=stream, timezone=timezone))
+            sources.append(Source("-", stream=stream, timezone=timezone, live=live))
         else:
             group = rotation_of(str(found.path)).base if found.path is not None else None
             sources.append(
                 Source(
                     found.name,
+                    live=live,
                     path=found.path,
                     group=group,
                     timezone=timezone,

@@ -327,6 +327,21 @@ def test_folder_without_logs(tmp_path: Path) -> None:
     assert source.problem == "a folder without log files; name the log itself"
 
 
+def test_live_lines_come_when_they_are_written() -> None:
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as stream, os.fdopen(theirs, "wb", buffering=0) as writer:
+        [source] = expand(["-"], stdin=stream, live=True)
+        lines = source.lines()
+        for text in LINES[:3]:
+            writer.write(text.encode() + b"\n")
+            assert next(lines).text == text  # with nothing behind it yet
+
+
+def test_unknown_time_zone() -> None:
+    with pytest.raises(ValueError, match="unknown time zone 'Mars/Olympus'"):
+        expand(["-"], timezone="Mars/Olympus")
+
+
 def test_named_pipes(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
