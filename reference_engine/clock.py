@@ -23,7 +23,7 @@ from .steps import RequestId
 from .validation import check_config, check_request, check_workload
 from .workload import Request
 
-__all__ = ["Batch", "Observation", "ReplayClock", "batch_duration", "kv_usage"]
+__all__ = ["Batch", "Observation", "ReplayClock", "batch_duration", "kv_usage", "usage_blocks"]
 
 
 class Batch(Protocol):
@@ -72,12 +72,17 @@ def batch_duration(
     return round(seconds * 1e9)
 
 
-def kv_usage(config: EngineConfig, free_blocks: int) -> float:
-    """The usage figure that the configured version would print (0..1)."""
+def usage_blocks(config: EngineConfig) -> int:
+    """The blocks that the usage figure of the configured version is a share of; V1's null block counts until 0.10.2."""
     counts_null = profile_of(config.version).usage_counts_null_block
     if config.engine == "vllm-v1" and not counts_null:
-        return 1.0 - free_blocks / (config.num_blocks - 1)
-    return 1.0 - free_blocks / config.num_blocks
+        return config.num_blocks - 1
+    return config.num_blocks
+
+
+def kv_usage(config: EngineConfig, free_blocks: int) -> float:
+    """The usage figure that the configured version would print (0..1)."""
+    return 1.0 - free_blocks / usage_blocks(config)
 
 
 class ReplayClock(ABC, Generic[BatchT]):

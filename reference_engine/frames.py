@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from .clock import kv_usage
+from .clock import usage_blocks
 from .config import EngineConfig
 from .ledger import LABELS, RequestRecord
 from .step_log import STEP_COLUMNS, StepLog
@@ -82,12 +82,11 @@ def requests_frame(records: Sequence[RequestRecord]) -> pl.DataFrame:
 def steps_frame(log: StepLog, config: EngineConfig) -> pl.DataFrame:
     """One row a step, `STEP_SCHEMA`. `free_blocks` after scheduling; `free_end` and `usage` after the update."""
     raw = pl.DataFrame(log.rows, schema=dict.fromkeys(STEP_COLUMNS, pl.Int64), orient="row")
-    empty, full = kv_usage(config, 0), kv_usage(config, 1)
     return raw.select(
         pl.int_range(pl.len(), dtype=pl.Int64).alias("step"),
         (pl.col("start") / 1e9).alias("time_s"),
         ((pl.col("end") - pl.col("start")) / 1e9).alias("duration_s"),
         *STEP_COLUMNS[2:7],
-        (empty - pl.col("free_end") * (empty - full)).alias("usage"),
+        (1.0 - pl.col("free_end") / usage_blocks(config)).alias("usage"),
         *STEP_COLUMNS[7:],
     ).cast(STEP_SCHEMA)  # type: ignore[arg-type]
