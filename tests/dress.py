@@ -380,6 +380,16 @@ DRESSES: dict[str, Dress] = {
         1,
         {"host": HOST},
     ),
+    "csv": Dress(
+        each(
+            lambda s: f'"{iso(s.time_us)}","{HOST}","vllm","{s.text.replace(chr(34), 2 * chr(34))}"'
+        )
+    ),
+    "csv, newest first": Dress(
+        newest_first(
+            each(lambda s: f'{iso(s.time_us)},info,"{s.text.replace(chr(34), 2 * chr(34))}"')
+        )
+    ),
     "quoted list": Dress(
         each(lambda s: f"> - {iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f')[:-3]}+00:00 {s.text}"), _MILLI
     ),

@@ -28,8 +28,6 @@ _LOGCLI = re.compile(
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # 2026-05-08T17:47:03.906000+00:00 vllm/vllm/0123abcd INFO ...   (aws logs tail)
 _STREAM = re.compile(rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ")
-#   |   | 2025-11-04 10:08:01.172743 master-0 >> INFO ...
-_TABLE = re.compile(rf"[| \t]{{0,20}}(?P<iso>{ISO}) (?P<host>\S{{1,255}}) >>(?: |$)")
 # > - 2024-06-22T20:16:34.700+00:00 ERROR ...
 _QUOTE = re.compile(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])")
 
@@ -106,15 +104,6 @@ def _stream(text: str, clock: Clock) -> Peeled | None:
     return Peeled(outer, text[found.end() :], shape=found["stream"])
 
 
-def _table(text: str, clock: Clock) -> Peeled | None:
-    found = _TABLE.match(text)
-    if found is None:
-        return None
-    return Peeled(
-        Outer("table", clock.stamp(found["iso"]), host=found["host"]), text[found.end() :]
-    )
-
-
 def _quote(text: str, clock: Clock) -> Peeled | None:
     found = _QUOTE.match(text)
     return found and Peeled(Outer("quote"), text[found.end() :])
@@ -123,7 +112,6 @@ def _quote(text: str, clock: Clock) -> Peeled | None:
 _DIGITS = frozenset("0123456789")
 ENVELOPES = (
     Envelope("loki", _DIGITS, _logcli),
-    Envelope("table", _DIGITS | frozenset("| \t"), _table, weak=True),
     Envelope("cloudwatch", _DIGITS, _stream, weak=True),
     Envelope("viewer", _DIGITS, _viewer, weak=True),
     Envelope("timestamp", _DIGITS, _stamp, weak=True),

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from parsers.envelopes import containers, stamped, structured, syslog
+from parsers.envelopes import containers, stamped, structured, syslog, tables
 from parsers.envelopes.clock import Clock
 from parsers.envelopes.documents import Collector, Verdict, begin
 from parsers.envelopes.partials import Partials
@@ -39,6 +39,7 @@ _PLAIN = re.compile(r"\(|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :]|\Z")
 _ENVELOPES: tuple[Envelope, ...] = (
     *containers.ENVELOPES[:2],
     *syslog.ENVELOPES[:-1],
+    *tables.ENVELOPES,
     *stamped.ENVELOPES,
 )
 _ENVELOPES += (syslog.ENVELOPES[-1], *containers.ENVELOPES[2:])
