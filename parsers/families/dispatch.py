@@ -43,7 +43,7 @@ FORMATS: tuple[Format, ...] = tuple(
 )
 
 # "Engine 000: " (0.8.3 on), "4 Engines Aggregated: ", "4 Engines: " (0.11.1 on).
-_ENGINE = regex.compile(r"\s*+(?:Engine (\d++)|(\d++) Engines( Aggregated)?+): ")
+_ENGINE = regex.compile(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)?+): ")
 # "ValueError: ", "torch.cuda.OutOfMemoryError: ", "vllm.v1.engine.exceptions.EngineDeadError: "
 _RAISED = regex.compile(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
 _CLASS_ENDS = ("Error", "Exception")

@@ -32,12 +32,12 @@ SCHEMA: dict[str, pl.DataType] = {
 }
 
 _STEP = regex.compile(
-    r"""\s*+Iteration\((?P<iteration>\d++)\):\s
-    (?P<context_requests>\d++)\ context\ requests,\s
-    (?P<context_tokens>\d++)\ context\ tokens,\s
-    (?P<generation_requests>\d++)\ generation\ requests,\s
-    (?P<generation_tokens>\d++)\ generation\ tokens,\s
-    iteration\ elapsed\ time:\ (?P<elapsed_ms>\d++(?:\.\d++)?+)\ ms
+    r"""\s*+Iteration\((?P<iteration>\d{1,18})\):\s
+    (?P<context_requests>\d{1,18})\ context\ requests,\s
+    (?P<context_tokens>\d{1,18})\ context\ tokens,\s
+    (?P<generation_requests>\d{1,18})\ generation\ requests,\s
+    (?P<generation_tokens>\d{1,18})\ generation\ tokens,\s
+    iteration\ elapsed\ time:\ (?P<elapsed_ms>\d{1,18}(?:\.\d{1,18})?+)\ ms
     (?P<dummy>\ \(dummy\))?+""",
     regex.VERBOSE,
 )

@@ -14,7 +14,7 @@ import regex
 __all__ = ["end_of_call", "iter_pairs", "parse_literal", "unquote"]
 
 _MAX_DEPTH = 20
-_MAX_UNCLOSED = 8  # quotes without an end are searched to the end of the text: only so often
+_MAX_UNCLOSED = 8  # quotes and angles without an end cost a search each: only so many
 _OPEN, _CLOSE = "([{", ")]}"
 # What ends or nests a value; everything between two of these is skipped at native speed.
 _STOP = regex.compile(r"[\[\](){},:'\"<]")
@@ -94,8 +94,9 @@ def _split(text: str) -> Iterator[tuple[int, int, int | None]]:
             string = _STRING.match(text, stop.start())
             at = string.end() if string else at
             unclosed += string is None
-        elif char == "<" and depth == 0:
+        elif char == "<" and depth == 0 and unclosed < _MAX_UNCLOSED:
             at = _skip_angle(text, stop.start())
+            unclosed += at == stop.end()
         elif char in _OPEN:
             depth += 1
         elif char in _CLOSE:

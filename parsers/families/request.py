@@ -45,7 +45,9 @@ _RECEIVED = regex.compile(r"\s*+Received request (?P<id>\S+?): (?=prompt: |param
 _PARAMS = ("params: SamplingParams(", "params: PoolingParams(", "params: BeamSearchParams(")
 # What stands between a prompt and "params: " (0.3.0 has no blank before "sampling").
 _BEFORE_PARAMS = regex.compile(r"(?:, prefix_pos: \S{1,20})?,\s?(?:sampling[ _])?\Z")
-_LIMIT = regex.compile(r"\b(max_tokens|min_tokens|n|best_of|ignore_eos)=(\d++|None|True|False)\b")
+_LIMIT = regex.compile(
+    r"\b(max_tokens|min_tokens|n|best_of|ignore_eos)=(\d{1,18}|None|True|False)\b"
+)
 _LIMITS = ("max_tokens", "min_tokens", "n", "best_of", "ignore_eos")
 _IDS = regex.compile(r", prompt[_ ]token[_ ]ids: ")
 _LORA = regex.compile(

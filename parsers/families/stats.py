@@ -94,8 +94,8 @@ _DIFFUSION_NAMES = {
     "Canvas positions evaluated": "canvas_tokens",
 }
 _USAGE = " KV cache usage"
-_FETCH = regex.compile(r"(\d++) (waiting|in progress|completed)")
-_GAUGE = regex.compile(r"Running: \d++ reqs")
+_FETCH = regex.compile(r"(\d{1,18}) (waiting|in progress|completed)")
+_GAUGE = regex.compile(r"Running: \d{1,18} reqs")
 _LONGEST = 4000  # characters; the longest real line of this kind has under 600
 
 
@@ -167,7 +167,7 @@ def _cudagraph(text: str) -> Fields | None:
         if line.lstrip().startswith("|") and len(cells) == 5 and cells[0].isdecimal():
             unpadded, padded, paddings, mode, count = cells
             numbers = {"unpadded": unpadded, "padded": padded, "paddings": paddings, "count": count}
-            if all(number.isdecimal() for number in numbers.values()):
+            if all(number.isdecimal() and len(number) < 19 for number in numbers.values()):
                 rows.append({**{name: int(n) for name, n in numbers.items()}, "mode": mode})
     return {"rows": rows}
 

@@ -28,9 +28,11 @@ from parsers.families.literals import parse_literal
 
 __all__ = ["Compiled", "anchor_of", "compile_template", "first_word", "number"]
 
-_NUMBER = r"[-+]?(?:\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+(?:[eE][-+]?\d++)?+|nan|inf)"
+# Bounded, so that a number fits 64 bits.
+_WHOLE = r"(?:\d{1,3}(?:,\d{3}){1,5}(?!,?\d)|\d{1,18})(?!\d)"
+_NUMBER = rf"[-+]?(?:{_WHOLE}(?:\.\d{{1,18}})?+(?:[eE][-+]?\d{{1,2}})?+|nan|inf)"
 _SPECS = {
-    "d": r"-?\d++(?:,\d{3}(?!\d))*+",
+    "d": "-?" + _WHOLE,
     "f": _NUMBER,
     "gib": _NUMBER + r"\s?[KMGT]i?[bB](?:ytes)?",
     "": r"\S+?",
@@ -40,6 +42,7 @@ _SPECS = {
 _TOKEN = regex.compile(
     r"(?P<open>\[\[)|(?P<close>\]\])|\{(?P<choice>[^{}:|]*(?:\|[^{}|]*)+)\}|\{(?P<name>\w+)(?::(?P<spec>\w+))?\}"
 )
+_ANCHOR_MIN, _ANCHOR_MAX = 10, 36  # characters
 _FIRST_WORD = regex.compile(r"[^\W\d_]++|\S")
 _UNIT_GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
@@ -95,7 +98,7 @@ def _literal(text: str) -> str:
         if not piece:
             continue
         if piece.isspace():
-            pieces.append(r"\s++")
+            pieces.append(r"\s{1,16}+")  # bounded: a lazy field before it would make `++` quadratic
         elif piece in "'`\"":
             pieces.append("['`\"]")
         else:
@@ -140,7 +143,10 @@ def first_word(text: str) -> str:
 
 @cache
 def anchor_of(template: str) -> str:
-    """The longest literal run outside optional parts: each line of this format holds it."""
+    """A literal that each line of this format holds: its first run of some length outside optional parts.
+
+    The first rather than the longest: a wrapped line has it too.
+    """
     body = template.removesuffix("...")
     runs, at, depth = [], 0, 0
     for token in _TOKEN.finditer(body):
@@ -151,4 +157,8 @@ def anchor_of(template: str) -> str:
     if depth == 0:
         runs.append(body[at:].rstrip(" ."))
     chunks = [chunk.strip() for run in runs for chunk in regex.split("['`\"]", run)]
-    return max(chunks, key=len)
+    long_enough = [chunk for chunk in chunks if len(chunk) >= _ANCHOR_MIN]
+    chunk: str = long_enough[0] if long_enough else max(chunks, key=len)
+    if len(chunk) > _ANCHOR_MAX:
+        chunk = chunk[:_ANCHOR_MAX].rpartition(" ")[0] or chunk[:_ANCHOR_MAX]
+    return chunk
