@@ -34,6 +34,10 @@ class Chunk:
     sampled: bool
 
 
+def _stamp(state: FastState) -> int:
+    return state.stamp
+
+
 def bulk_possible(config: EngineConfig) -> bool:
     """Whether the fast path knows the version: not the priority of 0.9.2 - 0.11.0, not the first async tail."""
     profile = profile_of(config.version)
@@ -221,7 +225,7 @@ class BulkScheduler(V1Scheduler):
     def _take_apart(self) -> None:
         """All members become single again."""
         members = [state for phase in self.phases for state in phase]
-        members.sort(key=lambda s: s.stamp)
+        members.sort(key=_stamp)
         for state in members:
             self._leave_now(state)
         self.single = [s for s in self.running if not s.draining]  # type: ignore[misc,attr-defined]
@@ -233,12 +237,13 @@ class BulkScheduler(V1Scheduler):
         A step without events has been decided since the last arrival. What kept the head then keeps it now, unless
         cached blocks come and go (`BlockPool`), or prompts change places in the queue while they wait.
         """
-        return (
-            self.members > 0
-            and not self.single
-            and self.count_pool is not None
-            and self.members == len(self.running)
-            and (self.config.enable_chunked_prefill or self.profile.unchunked_prompt != "skipped")
+        if self.single or not self.members or self.members != len(self.running):
+            return False
+        if not self.waiting or len(self.running) >= self.seats:
+            return True
+        whole = not self.config.enable_chunked_prefill
+        return self.count_pool is not None and not (
+            whole and self.profile.unchunked_prompt == "skipped"
         )
 
     def next_finish(self) -> int:
@@ -248,12 +253,18 @@ class BulkScheduler(V1Scheduler):
             heappop(finishes)
         return finishes[0]
 
+    def allot_members(self, batch: int) -> None:
+        """Hand the members of an uneventful batch their blocks by name (`BlockPool`)."""
+        self.batch = batch
+        for state in sorted(self.phases[batch % self.size], key=_stamp):
+            self.pool.grow(state, 1)
+        self._register_members([])
+
     def coasted(self, batch: int, free: int) -> None:
         """Uneventful batches have passed: `batch` is the newest, `free` blocks are left."""
         self.batch = batch
-        pool = self.count_pool
-        assert pool is not None
-        pool.take(pool.free - free)
+        if self.count_pool is not None:
+            self.count_pool.take(self.count_pool.free - free)
 
     def head(self) -> RequestState | None:
         """The request that would block all others: the first running one, or the first in the queue."""

@@ -6,7 +6,7 @@ step-time model is asked for each step, so that times are the same to the nanose
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 
 from .clock import batch_duration
@@ -35,6 +35,7 @@ class Stretch:
     `last_batch`: the newest batch that may be decided; `stop`: no turn starts at or after it (an arrival, an abort, the
     end of the time allowed); `until`: no batch may end after it. `kv_tokens`: computed tokens of all `members` after
     the newest batch; `demand`: by batch number modulo its length, the requests that need a block; `free`: blocks.
+    `allot`: hands out the blocks of a batch where they have names.
     `pending`: None when a batch ends before the next is decided. `elapsed` and `tokens` add up what has passed.
     """
 
@@ -51,6 +52,7 @@ class Stretch:
     running: int
     waiting: int
     pending: Pending | None
+    allot: Callable[[int], None] | None
     elapsed: int = 0
     tokens: int = 0
     steps: int = 0
@@ -79,6 +81,8 @@ def _coast_single(
         if now + duration > stretch.until:
             break
         batch += 1
+        if stretch.allot is not None:
+            stretch.allot(batch)
         kv += members
         free -= need
         gaps[duration] = gaps.get(duration, 0) + members
@@ -111,6 +115,8 @@ def _coast_double(
         if need > stretch.free or end > stretch.until:
             break
         stretch.batch += 1
+        if stretch.allot is not None:
+            stretch.allot(stretch.batch)
         stretch.kv_tokens += members
         stretch.free -= need
         duration = batch_duration(model, 0, members, stretch.kv_tokens, members)

@@ -345,6 +345,7 @@ class FastReplay(ReplayClock[_FastBatch]):
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             pending=pending,
+            allot=None if scheduler.count_pool is not None else scheduler.allot_members,
         )
         coast(stretch, self.step_time, self.gaps, self.log)
         if stretch.steps:

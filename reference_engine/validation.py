@@ -38,7 +38,8 @@ def check_config(config: EngineConfig) -> None:
 def check_request(config: EngineConfig, request: Request) -> None:
     """Refuse a request that the server's front end would refuse, or that has no place in time.
 
-    A prompt of `max_model_len` tokens or more is refused as vLLM's input processor refuses it (v1/engine/processor.py).
+    A prompt of `max_model_len` tokens or more is refused as V1's input processor refuses it (v1/engine/processor.py);
+    V0's scheduler takes it and ignores it.
 
     Raises:
         WorkloadError: names the request.
@@ -46,7 +47,7 @@ def check_request(config: EngineConfig, request: Request) -> None:
     where = f"request {request.id!r}"
     if request.prompt_tokens < 1 or request.output_tokens < 1:
         raise WorkloadError(f"{where} must have at least one prompt token and one output token")
-    if request.prompt_tokens >= config.max_model_len:
+    if request.prompt_tokens >= config.max_model_len and config.engine == "vllm-v1":
         raise WorkloadError(
             f"{where} has a prompt of {request.prompt_tokens} tokens, it must be shorter than max_model_len, "
             f"{config.max_model_len}"
