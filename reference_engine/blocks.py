@@ -7,7 +7,7 @@ no decision depends on which block it is). The null block of V1 is held by the p
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Protocol
 
 from .state import RequestState
@@ -99,25 +99,34 @@ class Contents:
 
     def extend(self, state: RequestState, full: int) -> None:
         """Fill `state.hashes` up to `full` blocks."""
-        size = self.block_size
-        while len(state.hashes) < full:
-            start = len(state.hashes) * size
-            before = state.hashes[-1] if state.hashes else -1
-            key = (before, tuple(_runs(state.request, start, start + size)))
-            state.hashes.append(self._numbers.setdefault(key, len(self._numbers)))
+        hashes = state.hashes
+        numbers = self._numbers
+        before = hashes[-1] if hashes else -1
+        for runs in _block_runs(state.request, len(hashes), full, self.block_size):
+            before = numbers.setdefault((before, runs), len(numbers))
+            hashes.append(before)
 
 
-def _runs(request: Request, start: int, end: int) -> Iterable[Run]:
-    """The runs of stream tokens at the positions start..end of a request's sequence."""
-    pieces = request.prompt
-    if pieces is None:
-        pieces = ((f"p{request.id}", request.prompt_tokens),)
-    offset = 0
-    for stream, length in (*pieces, (f"o{request.id}", end)):
-        first, last = max(start, offset), min(end, offset + length)
-        if first < last:
-            yield stream, first - offset, last - first
-        offset += length
+def _block_runs(request: Request, first: int, last: int, size: int) -> Iterator[tuple[Run, ...]]:
+    """The runs of stream tokens in each of the blocks first..last of a request's sequence."""
+    prompt = request.prompt
+    if prompt is None:
+        prompt = ((f"p{request.id}", request.prompt_tokens),)
+    pieces = iter((*prompt, (f"o{request.id}", last * size)))
+    stream, length = next(pieces)
+    offset = 0  # where the piece begins
+    position = first * size
+    for _block in range(first, last):
+        end = position + size
+        runs = []
+        while position < end:
+            while offset + length <= position:
+                offset += length
+                stream, length = next(pieces)
+            tokens = min(end, offset + length) - position
+            runs.append((stream, position - offset, tokens))
+            position += tokens
+        yield tuple(runs)
 
 
 class BlockPool:
