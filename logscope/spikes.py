@@ -65,11 +65,11 @@ def find_spikes(
     limit = max(RISE * float(calm["delay_s"].median() or 0.0), MIN_DELAY_S)  # type: ignore[arg-type]
     baseline = float(calm["e2e_s"].median() or 0.0)  # type: ignore[arg-type]
     hot = by_window.filter(pl.col("delay_s") > limit)["window"].to_list()
-    found = [
+    spikes = [
         _spike(done, a, b, width, origin, baseline, windows, texts) for a, b in _stretches(hot)
     ]
-    found = [s for s in found if s is not None]
-    return tuple(sorted(found, key=lambda s: -s.p99_e2e_s)[:MAX_SPIKES])  # type: ignore[union-attr]
+    found = [s for s in spikes if s is not None]
+    return tuple(sorted(found, key=lambda s: -s.p99_e2e_s)[:MAX_SPIKES])
 
 
 def _stretches(numbers: list[int]) -> list[tuple[int, int]]:
