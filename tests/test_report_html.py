@@ -21,6 +21,7 @@ import pytest
 
 from logscope.report.charts import charts
 from logscope.report.html import PLOTLY_SHA256, plotly_script, render_html, write_html
+from logscope.report.view_advice import advice, compared
 from logscope.report.words import NOT_VISIBLE, VERDICTS, seconds
 
 Frames = dict[str, pl.DataFrame]
@@ -259,6 +260,48 @@ def test_a_silent_stretch_is_a_gap_in_the_curve(
     assert running["y"].count(None) == 1
 
 
+@pytest.mark.parametrize("column", ["running", "gpu_kv_cache_usage_pct", "generation_throughput"])
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
+def test_a_number_that_is_none_is_a_gap(
+    column: str, bad: float | None, report_analysis: dict[str, Any], report_frames: Frames
+) -> None:
+    stats = report_frames["stats"].with_columns(pl.lit(bad, pl.Float64).alias(column))
+    words = Outline(render_html(report_analysis, {"stats": stats})).text
+    assert "15 rows" in words
+    assert not re.search(r"\b(nan|NaN|inf|None)\b", words)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_few_statistics_lines_are_enough(
+    rows: int, report_analysis: dict[str, Any], report_frames: Frames
+) -> None:
+    drawn = charts(report_analysis, {"stats": report_frames["stats"].head(rows)})
+    assert len(drawn.timelines) == (1 if rows else 0)
+
+
+def test_a_clock_with_a_zone_is_drawn_as_it_stands(
+    report_analysis: dict[str, Any], report_frames: Frames
+) -> None:
+    stats = report_frames["stats"].with_columns(pl.col("time").dt.replace_time_zone("UTC"))
+    [drawn] = charts(report_analysis, {"stats": stats}).timelines
+    assert drawn.figure["data"][0]["x"][0] == "2026-11-29 23:56:54"
+
+
+def test_the_comparison_is_the_advice_of_the_json(report_analysis: dict[str, Any]) -> None:
+    table = compared(advice(report_analysis))
+    where = {
+        "E2E p99": ("e2e_s", "p99"),
+        "TTFT p50": ("ttft_s", "p50"),
+        "ITL p99": ("itl_s", "p99"),
+    }
+    for name, (key, quantile) in where.items():
+        column = table.names.index(name)
+        assert table.now[column] == seconds(report_analysis["advice"][0]["baseline"][key][quantile])
+        assert [effects[column].after for _, effects in table.rows if effects[column]] == [
+            seconds(a["scenario"][key][quantile]) for a in report_analysis["advice"]
+        ]
+
+
 def test_observed_and_replayed_stand_on_the_same_axes(
     report_analysis: dict[str, Any], report_frames: Frames
 ) -> None:
@@ -298,12 +341,12 @@ def test_every_number_of_the_advice_is_on_the_page(
     report_analysis: dict[str, Any], report_frames: Frames
 ) -> None:
     words = Outline(render_html(report_analysis, report_frames)).text
-    for advice in report_analysis["advice"]:
-        for side in (advice["baseline"], advice["scenario"]):
+    for advised in report_analysis["advice"]:
+        for side in (advised["baseline"], advised["scenario"]):
             for key in ("ttft_s", "e2e_s"):
                 assert seconds(side[key]["p99"]).replace("\u00a0", " ") in words
-        assert advice["why"] in words
-        assert advice["trade"] in words
+        assert advised["why"] in words
+        assert advised["trade"] in words
 
 
 def test_evidence_names_its_source_and_line(

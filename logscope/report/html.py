@@ -33,6 +33,7 @@ PLOTLY_FILE = f"plotly-basic-{PLOTLY_VERSION}.min.js"
 PLOTLY_SHA256 = "c23b03591a6bdad0bd0f47a0c5c52305a5519812b73ce254be65cd841553c9c2"
 CDN = f"https://cdn.jsdelivr.net/npm/plotly.js-basic-dist-min@{PLOTLY_VERSION}/plotly-basic.min.js"
 WHERE = ("inline", "cdn", "directory")
+FRAMES = ("stats", "replay_steps", "replay_requests", "replay_spans", "whatif_requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ def render_html(
 
     if plotlyjs not in WHERE:
         raise ValueError(f"plotlyjs is {plotlyjs!r}, but must be one of {', '.join(WHERE)}")
+    frames = {name: _finite(frame) for name, frame in frames.items() if name in FRAMES}
     drawn = charts(analysis, frames)
     styles = [_plotly_css(), _text("report.css")]
     library = _library(plotlyjs) if drawn.all else _Script(None, None, None, "")
@@ -101,6 +103,12 @@ def render_html(
         library=library,
         script=own,
     )
+
+
+def _finite(frame: pl.DataFrame) -> pl.DataFrame:
+    """Without NaN and infinities, which a log may print and JSON does not know: they are unknown."""
+    floats = pl.selectors.float()
+    return frame.with_columns(pl.when(floats.is_finite()).then(floats))
 
 
 def plotly_script() -> bytes:

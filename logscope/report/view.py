@@ -13,7 +13,7 @@ import polars as pl
 
 from .chart import engine_key
 from .safe import redacted, visible
-from .view_advice import Advised, advice
+from .view_advice import Advised, Comparison, advice, compared
 from .view_facts import Fact, configuration, coverage, numbers, preemptions
 from .view_ledger import Bar, LedgerRow, ledger_bars, ledger_rows
 from .words import (
@@ -74,6 +74,7 @@ class Page:
     when: str
     numbers: Sequence[Fact]
     advice: Sequence[Advised]
+    compared: Comparison
     coverage: Sequence[Fact]
     gaps: Sequence[str]
     warnings: Sequence[tuple[str, str, str]]
@@ -99,6 +100,7 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
     replay = analysis.get("replay") or {}
     spikes = sorted(analysis.get("spikes") or [], key=lambda s: -(s.get("p99_e2e_s") or 0.0))
     given = analysis.get("input") or {}
+    advised = advice(analysis)
     return Page(
         verdict=verdict,
         story=_story(analysis, findings) or verdict.says,
@@ -107,7 +109,8 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         server=_server(engine),
         when=period(given.get("start"), given.get("end")),
         numbers=numbers(analysis, engine, frames)[:3],
-        advice=advice(analysis),
+        advice=advised,
+        compared=compared(advised),
         coverage=coverage(given),
         gaps=[_skipped(s) for s in given.get("skipped_sources") or []],
         warnings=_lines(given.get("warning_samples")),

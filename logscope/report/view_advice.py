@@ -9,7 +9,7 @@ from typing import Any
 from .safe import visible
 from .words import change, count, rate, seconds, setting
 
-__all__ = ["Advised", "Effect", "advice"]
+__all__ = ["Advised", "Comparison", "Effect", "advice", "compared", "label_of"]
 
 COST = {"free": "no more hardware", "gpu": "needs more GPUs"}
 
@@ -48,6 +48,24 @@ class Advised:
     why: str
     trade: str
     effects: Sequence[Effect]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All advice side by side: the measures' names, how they are now, and a row of effects for each advice."""
+
+    names: Sequence[str]
+    now: Sequence[str]
+    rows: Sequence[tuple[Advised, Sequence[Effect | None]]]
+
+
+def compared(advised: Sequence[Advised]) -> Comparison:
+    """The advice as one table; a measure that one advice lacks is None there."""
+    names = [n for _, n, _, _ in MEASURES if any(e.name == n for a in advised for e in a.effects)]
+    by_name = [{e.name: e for e in a.effects} for a in advised]
+    now = [next(m[n].before for m in by_name if n in m) for n in names]
+    rows = [(a, [m.get(n) for n in names]) for a, m in zip(advised, by_name, strict=True)]
+    return Comparison(names, now, rows)
 
 
 def advice(analysis: Mapping[str, Any]) -> list[Advised]:
