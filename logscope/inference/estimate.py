@@ -1,0 +1,221 @@
+"""The inference as a whole: from one engine's frames to an `Inference`, and from there to predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from logscope.inference.lengths import length_model
+from logscope.inference.observations import Observations, observe
+from logscope.inference.particles import Particle, ParticleFilter, Plan
+from logscope.inference.posterior import (
+    Counts,
+    Ledgers,
+    count_preemptions,
+    fit_of,
+    latencies,
+    ledgers,
+    pressure_of,
+)
+from logscope.inference.prediction import Prediction, predict_workloads, summarise_replays
+from logscope.inference.sketch import SketchRules
+from logscope.inference.step_time_fit import CostFit, first_guess, refit
+from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
+from logscope.servers import EngineFacts, engine_config
+from reference_engine.config import EngineConfig
+from reference_engine.frames import requests_frame, steps_frame
+from reference_engine.step_time import LinearStepTime
+from reference_engine.workload import Request
+
+__all__ = ["Inference", "infer", "predict"]
+
+_WIDEST = {"requests": 0.44, "statistics": 0.60}
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What one engine's log says of its requests. Times are seconds on the clock that starts at `observations.epoch`.
+
+    `config`: what was replayed (prefix caching only where prompts share a head, never asynchronous); `workloads`:
+    equally likely samples; `replays`: each under `config`; `requests_frame` and `steps_frame`: those of the first.
+    """
+
+    observations: Observations
+    config: EngineConfig
+    workloads: tuple[Workload, ...]
+    replays: tuple[Replayed, ...]
+    requests: int
+    fit: Mapping[str, float | None]
+    cost: CostFit
+    preemptions: Counts
+    pressure: str
+    latency: Mapping[str, Mapping[str, float | None]]
+    ledger: Ledgers
+    seed: int
+
+    @property
+    def step_time(self) -> LinearStepTime:
+        """The fitted step time in the reference engine's linear form, at the mean speed."""
+        cost = self.cost.cost
+        return LinearStepTime(cost.base, cost.per_prefill, cost.per_decode, cost.per_kv)
+
+    @property
+    def requests_frame(self) -> pl.DataFrame:
+        """Requests of a representative replay with their ledgers (reference engine's schema)."""
+        return requests_frame(self.replays[0].records)
+
+    @property
+    def steps_frame(self) -> pl.DataFrame:
+        """Steps of that replay."""
+        log = self.replays[0].log
+        if log is None:
+            raise ValueError("the representative replay was made without its steps")
+        return steps_frame(log, self.config)
+
+    def baseline(self) -> Prediction:
+        """The present configuration in the terms of a prediction."""
+        return summarise_replays(self.replays)
+
+
+def infer(
+    frames: Mapping[str, pl.DataFrame],
+    facts: EngineFacts,
+    *,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> Inference | None:
+    """Infer one engine's workload from its statistics, request and access lines.
+
+    Args:
+        frames: the engine's frames.
+        facts: who it is.
+        seed: same input and seed, same answer.
+        progress: is told the share that is done, 0..1.
+
+    Returns:
+        None where the log holds no statistics lines, no requests, or not the size of the KV cache.
+    """
+    config = engine_config(facts)
+    seen = observe(frames) if config is not None else None
+    if config is None or seen is None:
+        return None
+    rules = SketchRules.of(config)
+    lengths = length_model(seen, config.max_model_len - 1, rules.credits_hits)
+    cost = first_guess(seen, config.num_blocks * config.block_size)
+    rng = np.random.default_rng(seed)
+    passes = _passes(seen)
+    particles: list[Particle] = []
+    done = 0.0
+    whole = sum(p.particles for p in passes) * 1.15
+    for number, plan in enumerate(passes):
+        filtering = ParticleFilter(seen, rules, lengths, cost.cost, plan, rng)
+        particles = filtering.run(_part_of(progress, done / whole, plan.particles / whole))
+        done += plan.particles
+        if number + 1 < len(passes):
+            cost = refit(particles, seen, cost)
+    plain = replace(
+        config, async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0
+    )
+    chosen = _some(particles, _replays(seen, plain))
+    workloads = tuple(_workload(seen, p, plain) for p in chosen)
+    replays = tuple(replay_workload(w, plain, keep_steps=i == 0) for i, w in enumerate(workloads))
+    ledger = ledgers(replays)
+    counts = count_preemptions(seen, particles, _WIDEST[seen.level])
+    if progress is not None:
+        progress(1.0)
+    return Inference(
+        observations=seen,
+        config=plain,
+        workloads=workloads,
+        replays=replays,
+        requests=len(seen.arrivals),
+        fit=fit_of(seen, filtering.fits),
+        cost=cost,
+        preemptions=counts,
+        pressure=pressure_of(seen, counts, ledger.total_s),
+        latency=latencies(particles, replays),
+        ledger=ledger,
+        seed=seed,
+    )
+
+
+def predict(
+    inference: Inference,
+    config: EngineConfig,
+    *,
+    arrival_scale: float = 1.0,
+    replicas: int = 1,
+    factors: StepFactors | None = None,
+) -> Prediction:
+    """Replay the inferred workloads under a changed configuration (see `predict_workloads`)."""
+    as_inferred = replace(
+        config,
+        async_scheduling=False,
+        enable_prefix_caching=config.enable_prefix_caching
+        and inference.config.enable_prefix_caching,
+    )
+    return predict_workloads(
+        inference.workloads,
+        as_inferred,
+        arrival_scale=arrival_scale,
+        replicas=replicas,
+        factors=factors,
+    )
+
+
+def _part_of(
+    progress: Callable[[float], None] | None, start: float, share: float
+) -> Callable[[float], None] | None:
+    return None if progress is None else lambda done: progress(start + share * done)
+
+
+def _passes(seen: Observations) -> list[Plan]:
+    """Particles as the log's size allows: the work is about requests and windows times particles."""
+    size = len(seen.arrivals) + 8 * len(seen.windows)
+    particles = int(min(max(48 * 340 / max(size, 1), 12), 128))
+    return [
+        Plan(particles=max(12, particles // 2), cost_sd=0.2),
+        Plan(particles=particles, cost_sd=0.1),
+    ]
+
+
+def _replays(seen: Observations, config: EngineConfig) -> int:
+    """How many particles are replayed with their ledgers."""
+    most = 12 if config.engine == "vllm-v1" else 6
+    return int(min(max(most * 340 / max(len(seen.arrivals), 1), 3), most))
+
+
+def _some(particles: Sequence[Particle], count: int) -> list[Particle]:
+    """Evenly spaced among the particles ordered by their preemptions, the middle one first."""
+    ordered = sorted(particles, key=lambda p: p.engine.preemptions)
+    picks = [ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count)]
+    middle = picks.pop(len(picks) // 2)
+    return [middle, *picks]
+
+
+def _workload(seen: Observations, particle: Particle, config: EngineConfig) -> Workload:
+    nodes = particle.past()
+    requests = sorted((r for node in nodes for r in node.done), key=lambda r: (r.arrival, r.id))
+    made = tuple(
+        Request(
+            id=r.id,
+            prompt_tokens=min(r.prompt, config.max_model_len - 1),
+            output_tokens=r.limit,
+            arrival_s=r.arrival,
+            prompt=((f"head{r.group}", r.shared), (f"own{r.id}", r.prompt - r.shared))
+            if r.group >= 0
+            else None,
+        )
+        for r in requests
+    )
+    return Workload(
+        made,
+        particle.cost,
+        tuple(w.end for w in seen.windows),
+        tuple(math.exp(node.speed) for node in nodes),
+        tuple(particle.engine.stalls),
+    )

@@ -1,0 +1,204 @@
+"""Latent lengths: what is believed of each request's prompt and output before the replay is compared with the log.
+
+`LengthModel` holds a log-normal belief for each request's own prompt tokens (its shared head is apart), and either the
+certain output length or a log-normal one under the request's limit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from logscope.inference.observations import Observations, Window
+
+__all__ = ["Floats", "LengthModel", "Sharing", "length_model", "summing_to"]
+
+Floats = npt.NDArray[np.float64]
+_NORMAL = NormalDist()
+_CANDIDATES = 24
+_SUM_TOLERANCE = 0.12  # of a candidate's sum, before it is scaled to the observed one
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Prompts begin with one of `groups` heads of `tokens` tokens."""
+
+    groups: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class LengthModel:
+    """Beliefs by request. `mean_log` and `sd_log` are those of the logarithm of a prompt's own tokens.
+
+    `prompts` and `outputs` hold certain lengths, 0 where they are latent; `limits` is what an output cannot exceed.
+    """
+
+    mean_log: Floats
+    sd_log: Floats
+    prompts: Floats
+    outputs: Floats
+    limits: Floats
+    output_log: tuple[float, float]
+    longest: int
+    sharing: Sharing
+
+    @property
+    def latent_outputs(self) -> bool:
+        """Whether any output length has to be drawn."""
+        return bool((self.outputs <= 0).any())
+
+    def draw(self, rng: np.random.Generator, who: npt.NDArray[np.int64]) -> Floats:
+        """Own prompt tokens of the requests `who`."""
+        drawn = np.exp(self.mean_log[who] + self.sd_log[who] * rng.standard_normal(len(who)))
+        return self._own(drawn, who)
+
+    def draw_total(
+        self, rng: np.random.Generator, who: npt.NDArray[np.int64], total: float
+    ) -> Floats:
+        """Own prompt tokens of the requests `who`, given their sum: the likeliest of several draws, then scaled."""
+        known = self.prompts[who]
+        if not len(who) or (known > 0).all():
+            return self._own(np.zeros(len(who)), who)
+        noise = rng.standard_normal((_CANDIDATES, len(who)))
+        drawn = np.clip(np.exp(self.mean_log[who] + self.sd_log[who] * noise), 1, self.longest)
+        drawn = np.where(known > 0, known, drawn)
+        misfit = np.log(drawn.sum(axis=1) / max(total, 1.0)) / _SUM_TOLERANCE
+        weights = np.exp(-(misfit**2 - (misfit**2).min()) / 2)
+        pick = int(np.searchsorted(np.cumsum(weights), rng.random() * weights.sum()))
+        return summing_to(drawn[min(pick, _CANDIDATES - 1)], known, total, self.longest)
+
+    def _own(self, drawn: Floats, who: npt.NDArray[np.int64]) -> Floats:
+        known = self.prompts[who]
+        return np.where(known > 0, known, np.clip(np.rint(drawn), 1, self.longest))
+
+    def draw_outputs(self, rng: np.random.Generator, who: npt.NDArray[np.int64]) -> Floats:
+        """Output tokens of the requests `who`."""
+        known = self.outputs[who]
+        if (known > 0).all():
+            return known
+        mean, sd = self.output_log
+        drawn = np.exp(mean + sd * rng.standard_normal(len(who)))
+        drawn = np.clip(np.rint(drawn), 1, self.limits[who])
+        return np.where(known > 0, known, drawn)
+
+    def redraw_output(self, rng: np.random.Generator, request: int, so_far: int) -> int:
+        """An output length of a request that already has `so_far` tokens and goes on."""
+        if self.outputs[request] > 0:
+            return int(self.outputs[request])
+        mean, sd = self.output_log
+        below = _NORMAL.cdf((math.log(so_far + 1.0) - mean) / sd)
+        rank = min(below + (1.0 - below) * float(rng.random()), 1.0 - 1e-9)
+        drawn = math.exp(mean + sd * _NORMAL.inv_cdf(max(rank, 1e-9)))
+        return int(max(so_far + 1, min(round(drawn), self.limits[request])))
+
+
+def summing_to(drawn: Floats, known: Floats, total: float, longest: int) -> Floats:
+    """Scale latent lengths so that all together make `total` (rounded; the longest takes the rounding)."""
+    free = known <= 0
+    out = np.asarray(drawn, dtype=np.float64).copy()
+    if not free.any():
+        return np.rint(out)
+    target = max(total - float(out[~free].sum()), float(free.sum()))
+    for _ in range(3):
+        out[free] = np.clip(out[free] * (target / max(float(out[free].sum()), 1e-9)), 1, longest)
+    out = np.rint(out)
+    where = np.flatnonzero(free)
+    top = where[int(np.argmax(out[where]))]
+    fixed = out[top] + round(target - float(out[where].sum()))
+    if 1 <= fixed <= longest:
+        out[top] = fixed
+    return out
+
+
+def length_model(seen: Observations, longest: int, credits_hits: bool) -> LengthModel:
+    """Beliefs from the log alone: what it prints, and the windows' sums for the rest."""
+    arrivals = seen.arrivals
+    prompts = np.array([float(a.prompt_tokens or 0) for a in arrivals])
+    limits = np.array([float(a.max_tokens or longest) for a in arrivals])
+    sharing = _sharing(seen, credits_hits)
+    mean, sd = _prompt_belief(seen, sharing if credits_hits else Sharing())
+    outputs, belief = _output_belief(seen, limits)
+    count = len(arrivals)
+    return LengthModel(
+        np.full(count, mean),
+        np.full(count, sd),
+        prompts,
+        outputs,
+        limits,
+        belief,
+        max(1, longest - sharing.tokens),
+        sharing,
+    )
+
+
+def _admitted(seen: Observations) -> Floats:
+    """How many requests had been admitted by each window's end: all arrived but those that wait."""
+    middles = np.array([(a.low + a.high) / 2 for a in seen.arrivals])
+    arrived = np.array([float((middles <= w.end).sum()) for w in seen.windows])
+    return np.maximum(arrived - np.array([w.waiting for w in seen.windows]), 0.0)
+
+
+def _prompt_belief(seen: Observations, sharing: Sharing) -> tuple[float, float]:
+    """Mean and spread of the logarithm: from the mean, and from how the windows' sums scatter about n times it."""
+    admitted = np.diff(np.concatenate([[0.0], np.maximum.accumulate(_admitted(seen))]))
+    sums = np.array([w.prompt_tokens or 0.0 for w in seen.windows])
+    sums = np.maximum(sums - admitted * sharing.tokens, 0.0)
+    mean = max(float(sums.sum()) / max(float(admitted.sum()), 1.0), 1.0)
+    some = admitted > 0
+    relative = 1.0
+    if some.sum() >= 3:
+        misses = (sums[some] - admitted[some] * mean) ** 2 / admitted[some]
+        relative = float(misses.mean()) / mean**2
+    variance = math.log1p(min(max(relative, 0.15), 8.0))
+    return math.log(mean) - variance / 2, math.sqrt(variance)
+
+
+def _output_belief(seen: Observations, limits: Floats) -> tuple[Floats, tuple[float, float]]:
+    """Certain outputs, and the belief for the others.
+
+    Where the requests' limits add up to what was generated, every output is its limit.
+    """
+    outputs = np.array([float(a.output_tokens or 0) for a in seen.arrivals])
+    asked = np.array([float(a.max_tokens or 0) for a in seen.arrivals])
+    generated = sum(w.generated_tokens or 0.0 for w in seen.windows)
+    last = seen.windows[-1]
+    middles = np.array([(a.low + a.high) / 2 for a in seen.arrivals])
+    before = middles <= last.end
+    going = last.running + last.waiting
+    share = max(0.05, 1.0 - going / max(1.0, float(before.sum())))
+    if (outputs <= 0).any() and (asked[before] > 0).all() and before.any():
+        expected = float(asked[before].sum()) * share
+        if 0.93 * expected <= generated <= 1.07 * float(asked[before].sum()):
+            outputs = np.where(outputs > 0, outputs, asked)
+    through = max(1.0, float(before.sum()) - last.waiting - 0.5 * last.running)
+    mean = max(generated / through, 1.0)
+    sd = 0.75  # of the logarithm; output lengths of chats scatter like that
+    return outputs, (math.log(mean) - sd * sd / 2, sd)
+
+
+def _sharing(seen: Observations, credits_hits: bool) -> Sharing:
+    """How many prompt tokens come from the cache, and how many different heads fit the KV usage."""
+    rated = [w for w in seen.windows if w.hit_rate is not None]
+    rate = rated[-1].hit_rate if rated else None
+    if rate is None or rate < 0.05:
+        return Sharing()
+    admitted = max(1.0, float(_admitted(seen)[-1]))
+    counted = sum(w.prompt_tokens or 0.0 for w in seen.windows)
+    asked = counted if credits_hits else counted / max(1.0 - rate, 0.01)
+    own = max(1.0, asked * (1.0 - rate) / admitted)
+    return Sharing(_heads(seen, own), max(1, round(asked * rate / admitted)))
+
+
+def _heads(seen: Observations, own: float) -> int:
+    """Left for the caller that knows block sizes; one head is the least that shares."""
+    return 1
+
+
+def usage_of(window: Window) -> float:
+    """The window's KV usage, 0 where the line has none."""
+    return window.kv_usage or 0.0

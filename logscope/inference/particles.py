@@ -1,0 +1,513 @@
+"""A particle filter over replays: many engines live through the log, those that contradict it die out.
+
+Each particle is an engine with its requests, step costs and a speed. Window by window (a window is the time between two
+statistics lines) every particle proposes what happened: lengths whose sum meets the prompt tokens of the window, a speed
+that meets the generated ones. What then differs from the line's gauges decides who goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from logscope.inference.lengths import Floats, LengthModel, summing_to
+from logscope.inference.observations import Observations, Window
+from logscope.inference.sketch import Lengths, SketchReplay, SketchRequest, SketchRules
+from logscope.inference.step_times import StepCost
+
+__all__ = ["Node", "Particle", "ParticleFilter", "Plan", "WindowFit"]
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a pass of the filter goes.
+
+    `particles` go on after each window, each makes `proposals`; `cost_sd` is the spread of the particles' step costs
+    (log), `speed_sd` that of the speed from window to window; `speeds` are beliefs (mean, sd of the log) by window.
+    """
+
+    particles: int = 48
+    proposals: int = 2
+    rounds: int = 3
+    cost_sd: float = 0.15
+    speed_sd: float = 0.12
+    speeds: tuple[Floats, Floats] | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """What a particle did in one window, and where it came from. `work` as in `SketchReplay`; `speed` is a logarithm."""
+
+    parent: Node | None
+    window: int
+    speed: float
+    work: list[float]
+    busy: float
+    generated: float
+    credited: float
+    preempted_at: list[float]
+    done: list[SketchRequest]
+    slope: float
+    stalled: bool = False
+
+
+@dataclass(slots=True)
+class Particle:
+    """An engine, its step costs, and its past."""
+
+    engine: SketchReplay
+    cost: StepCost
+    speed: float = 0.0
+    node: Node | None = None
+    log_weight: float = 0.0
+    stalled: bool = False
+
+    def past(self) -> list[Node]:
+        """Its nodes, oldest first."""
+        nodes = []
+        node = self.node
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFit:
+    """What the particles say of a window, weighted: the gauges at its end and the tokens in it."""
+
+    running: float
+    waiting: float
+    kv_usage: float
+    generated: float
+    credited: float
+    tempering: float
+    best: float
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A proposal in the making: lengths of the requests that no step has touched yet, arrival times of the new ones."""
+
+    untouched: Ids
+    queued: int
+    own: Floats
+    outputs: Floats
+    groups: Ids
+    times: Floats
+    speed: float
+    stall_end: float | None = None
+    tried: list[tuple[float, float]] = field(default_factory=list)
+
+
+class ParticleFilter:
+    """One pass over a log.
+
+    Args:
+        seen: windows and arrivals.
+        rules: the engine.
+        lengths: beliefs about the requests' lengths.
+        cost: the step costs around which the particles' own are drawn.
+        plan: sizes and spreads.
+        rng: the only source of chance.
+    """
+
+    def __init__(
+        self,
+        seen: Observations,
+        rules: SketchRules,
+        lengths: LengthModel,
+        cost: StepCost,
+        plan: Plan,
+        rng: np.random.Generator,
+    ) -> None:
+        self.seen = seen
+        self.rules = rules
+        self.lengths = lengths
+        self.cost = cost
+        self.plan = plan
+        self.rng = rng
+        self.fits: list[WindowFit] = []
+        self._low = np.array([a.low for a in seen.arrivals])
+        self._high = np.array([a.high for a in seen.arrivals])
+        ends = np.array([w.end for w in seen.windows])
+        self._window_of = np.searchsorted(ends, (self._low + self._high) / 2, side="left")
+        self._arrived = np.searchsorted(self._window_of, np.arange(len(ends)), side="right")
+        self._new = [np.flatnonzero(self._window_of == k) for k in range(len(ends) + 1)]
+
+    def run(self, progress: Callable[[float], None] | None = None) -> list[Particle]:
+        """Live through all windows, then to the end of the last request; returns the particles, equally likely."""
+        particles = [self._fresh() for _ in range(self.plan.particles)]
+        count = len(self.seen.windows)
+        for k, window in enumerate(self.seen.windows):
+            proposed = [
+                self._propose(particle, k, window)
+                for particle in particles
+                for _ in range(self.plan.proposals)
+            ]
+            particles = self._select(proposed, k)
+            if progress is not None:
+                progress((k + 1) / (count + 1))
+        return [self._to_the_end(particle) for particle in particles]
+
+    def _fresh(self) -> Particle:
+        factors = np.exp(self.plan.cost_sd * self.rng.standard_normal(5))
+        values = [c * f for c, f in zip(self.cost.coefficients, factors, strict=True)]
+        cost = StepCost(*map(float, values))
+        return Particle(SketchReplay(self.rules, cost), cost)
+
+    # ---- choosing ----
+
+    def _select(self, proposed: list[Particle], k: int) -> list[Particle]:
+        """Weigh, temper so that enough different ones go on, and resample systematically."""
+        logs = np.array([p.log_weight for p in proposed])
+        logs = logs - logs.max()
+        tempering = _tempering(logs, 0.35 * self.plan.particles)
+        weights = np.exp(tempering * logs)
+        weights /= weights.sum()
+        self.fits.append(self._fit(proposed, weights, tempering))
+        steps = (self.rng.random() + np.arange(self.plan.particles)) / self.plan.particles
+        picks = np.minimum(np.searchsorted(np.cumsum(weights), steps), len(proposed) - 1)
+        return [proposed[int(i)] for i in picks]
+
+    def _fit(self, proposed: list[Particle], weights: Floats, tempering: float) -> WindowFit:
+        def mean(values: list[float]) -> float:
+            return float(np.dot(weights, np.array(values)))
+
+        nodes = [p.node for p in proposed if p.node is not None]
+        return WindowFit(
+            running=mean([p.engine.shown_running for p in proposed]),
+            waiting=mean([p.engine.shown_waiting for p in proposed]),
+            kv_usage=mean([p.engine.usage for p in proposed]),
+            generated=mean([n.generated for n in nodes]),
+            credited=mean([n.credited for n in nodes]),
+            tempering=tempering,
+            best=max(p.log_weight for p in proposed),
+        )
+
+    # ---- proposing ----
+
+    def _propose(self, particle: Particle, k: int, window: Window) -> Particle:
+        belief = self._speed_belief(particle, k)
+        draft = self._draft(particle, k, window, belief)
+        redraws = self._redraws(particle)
+        best: Particle | None = None
+        for turn in range(self.plan.rounds):
+            engine = self._live(particle, k, window, draft, redraws)
+            generated = engine.generated - particle.engine.generated
+            credited = engine.credited - particle.engine.credited
+            log_weight = _log_likelihood(window, engine, generated, credited)
+            if draft.stall_end is None:
+                log_weight -= 0.25 * ((draft.speed - belief[0]) / max(belief[1], 0.05)) ** 2
+            else:
+                log_weight -= 4.0
+            if best is None or log_weight > best.log_weight:
+                best = self._outcome(particle, k, draft, engine, log_weight)
+            if turn + 1 < self.plan.rounds and not self._correct(
+                particle, window, draft, redraws, belief, engine, generated, credited
+            ):
+                break
+        if best is None:
+            raise AssertionError("a proposal has at least one round")
+        if best.node is not None:
+            best.node.slope = _slope(draft.tried)
+        return best
+
+    def _speed_belief(self, particle: Particle, k: int) -> tuple[float, float]:
+        """Mean and spread of the logarithm of the speed in a window."""
+        if self.plan.speeds is not None:
+            means, spreads = self.plan.speeds
+            return float(means[k]), float(spreads[k])
+        before = self.seen.windows[k - 1].generated_tokens if k else None
+        spread = self.plan.speed_sd if before is None or before >= 20 else 2.5 * self.plan.speed_sd
+        return 0.85 * particle.speed, spread
+
+    def _draft(
+        self, particle: Particle, k: int, window: Window, belief: tuple[float, float]
+    ) -> _Draft:
+        """First guess: lengths that sum up to what was credited, for as many requests as must have been admitted."""
+        queued = [r.id for r in particle.engine.unstarted()]
+        new = self._new[k]
+        untouched = np.concatenate([np.array(queued, dtype=np.int64), new])
+        before = int(self._arrived[k - 1]) if k else 0
+        started = before - len(queued)
+        admitted = int(np.clip(self._arrived[k] - window.waiting - started, 0, len(untouched)))
+        own = self.lengths.draw(self.rng, untouched)
+        if admitted and window.prompt_tokens:
+            pending = sum(r.credit for r in particle.engine.in_prefill())
+            target = window.prompt_tokens - pending
+            if self.rules.credits_hits:
+                target -= admitted * self.lengths.sharing.tokens
+            first = self.lengths.draw_total(self.rng, untouched[:admitted], max(target, admitted))
+            own = np.concatenate([first, own[admitted:]])
+        groups = max(1, self.lengths.sharing.groups)
+        draft = _Draft(
+            untouched=untouched,
+            queued=len(queued),
+            own=own,
+            outputs=self.lengths.draw_outputs(self.rng, untouched),
+            groups=self.rng.integers(0, groups, len(untouched)),
+            times=self._times(new),
+            speed=belief[0] + belief[1] * float(self.rng.standard_normal()),
+        )
+        if particle.stalled:
+            draft.stall_end = window.start + float(self.rng.random()) * 0.9 * (
+                window.end - window.start
+            )
+            if not window.generated_tokens:
+                draft.stall_end = window.end + float(self.rng.random()) * 5.0
+        return draft
+
+    def _times(self, who: Ids) -> Floats:
+        """Arrival times between the bounds; those with equal bounds in order."""
+        if not len(who):
+            return np.zeros(0)
+        low, high = self._low[who], self._high[who]
+        times = low + self.rng.random(len(who)) * (high - low)
+        start = 0
+        for i in range(1, len(who) + 1):
+            if i == len(who) or low[i] != low[start] or high[i] != high[start]:
+                times[start:i] = np.sort(times[start:i])
+                start = i
+        return np.asarray(np.maximum.accumulate(times))
+
+    def _redraws(self, particle: Particle) -> dict[int, int]:
+        """New output lengths for requests under way: all that is known of them is that they go on."""
+        if not self.lengths.latent_outputs:
+            return {}
+        engine = particle.engine
+        return {
+            r.id: self.lengths.redraw_output(self.rng, r.id, r.output)
+            for r in [*engine.running, *engine.queue]
+            if r.output
+        }
+
+    def _live(
+        self, particle: Particle, k: int, window: Window, draft: _Draft, redraws: dict[int, int]
+    ) -> SketchReplay:
+        """Fork the particle's engine and let it live through the window as drafted."""
+        engine = particle.engine.fork()
+        sharing = self.lengths.sharing
+        shared = sharing.tokens if sharing.groups else 0
+        sizes = [
+            Lengths(int(own) + shared, int(out), shared, int(group) if shared else -1)
+            for own, out, group in zip(draft.own, draft.outputs, draft.groups, strict=True)
+        ]
+        for request, lengths in zip(list(engine.unstarted()), sizes, strict=False):
+            request.resize(lengths)
+        for i, lengths in enumerate(sizes[draft.queued :]):
+            request_id = int(draft.untouched[draft.queued + i])
+            engine.add(request_id, lengths, float(draft.times[i]))
+        if redraws:
+            for request in [*engine.running, *engine.queue]:
+                if request.id in redraws:
+                    request.limit = max(redraws[request.id], request.output + 1)
+        engine.cost = particle.cost.scaled(math.exp(draft.speed))
+        if draft.stall_end is not None:
+            if particle.stalled:
+                engine.prolong(draft.stall_end)
+            else:
+                target = particle.engine.generated + int(window.generated_tokens or 0)
+                engine.stall = (target, draft.stall_end)
+        engine.advance(window.end)
+        return engine
+
+    def _correct(
+        self,
+        particle: Particle,
+        window: Window,
+        draft: _Draft,
+        redraws: dict[int, int],
+        belief: tuple[float, float],
+        engine: SketchReplay,
+        generated: float,
+        credited: float,
+    ) -> bool:
+        """Change the draft so that the sums come closer; False when they are met."""
+        changed = self._correct_prompts(window, draft, engine, credited)
+        if self.lengths.latent_outputs:
+            changed |= self._correct_outputs(window, draft, redraws, particle, engine)
+        wanted = window.generated_tokens
+        if wanted is None:
+            return changed
+        draft.tried.append((draft.speed, generated))
+        if abs(generated - wanted) <= max(3.0, 0.01 * wanted):
+            return changed
+        if particle.stalled and draft.stall_end is not None:
+            rate = max(generated, wanted) / max(window.end - draft.stall_end, 1.0)
+            shift = (generated - wanted) / max(rate, 1.0)
+            draft.stall_end = min(max(draft.stall_end + shift, window.start), window.end)
+            return True
+        if draft.stall_end is not None:
+            return changed
+        step = _speed_step(draft.tried, wanted)
+        limit = 3.0 * belief[1]
+        if generated > wanted + 20 and step > 2.0 * limit and generated > 1.5 * wanted:
+            draft.stall_end = window.end + float(self.rng.random()) * (window.end - window.start)
+            return True
+        speed = draft.speed + min(max(step, -0.4), 0.4)
+        draft.speed = min(max(speed, belief[0] - limit), belief[0] + limit)
+        return True
+
+    def _correct_prompts(
+        self, window: Window, draft: _Draft, engine: SketchReplay, credited: float
+    ) -> bool:
+        wanted = window.prompt_tokens
+        if wanted is None or abs(credited - wanted) <= 2:
+            return False
+        rest = {r.id for r in engine.unstarted()}
+        rest.update(r.id for r in engine.in_prefill())
+        inside = np.array(
+            [i for i, request in enumerate(draft.untouched) if int(request) not in rest],
+            dtype=np.int64,
+        )
+        if not len(inside):
+            return False
+        target = wanted - (credited - float(draft.own[inside].sum()))
+        if target < len(inside):
+            return False
+        known = self.lengths.prompts[draft.untouched[inside]]
+        draft.own = draft.own.copy()
+        draft.own[inside] = summing_to(draft.own[inside], known, target, self.lengths.longest)
+        return True
+
+    def _correct_outputs(
+        self,
+        window: Window,
+        draft: _Draft,
+        redraws: dict[int, int],
+        particle: Particle,
+        engine: SketchReplay,
+    ) -> bool:
+        """Shorten or lengthen what is left of latent outputs until as many finish as must have."""
+        present = window.running + window.waiting
+        surplus = engine.shown_running + engine.shown_waiting - present
+        if abs(surplus) <= 1:
+            return False
+        ended = len(engine.done)
+        factor = ((ended + 0.5) / max(ended + surplus + 0.5, 0.5)) ** 0.7
+        factor = min(max(factor, 0.5), 2.0)
+        so_far = {r.id: r.output for r in [*particle.engine.running, *particle.engine.queue]}
+        for request, limit in redraws.items():
+            left = limit - so_far.get(request, 0)
+            most = float(self.lengths.limits[request])
+            redraws[request] = int(min(so_far.get(request, 0) + max(1, round(left * factor)), most))
+        known = self.lengths.outputs[draft.untouched]
+        scaled = np.clip(np.rint(draft.outputs * factor), 1, self.lengths.limits[draft.untouched])
+        draft.outputs = np.where(known > 0, known, scaled)
+        return True
+
+    def _outcome(
+        self, particle: Particle, k: int, draft: _Draft, engine: SketchReplay, log_weight: float
+    ) -> Particle:
+        base = particle.engine
+        stalled = draft.stall_end is not None and draft.stall_end > self.seen.windows[k].end
+        node = Node(
+            parent=particle.node,
+            window=k,
+            speed=draft.speed,
+            work=[b - a for a, b in zip(base.work, engine.work, strict=True)],
+            busy=engine.busy - base.busy,
+            generated=engine.generated - base.generated,
+            credited=engine.credited - base.credited,
+            preempted_at=engine.preempted_at,
+            done=engine.done,
+            slope=0.0,
+            stalled=draft.stall_end is not None,
+        )
+        return Particle(engine, particle.cost, draft.speed, node, log_weight, stalled)
+
+    # ---- after the last line ----
+
+    def _to_the_end(self, particle: Particle) -> Particle:
+        """What arrived after the last statistics line, and whatever was still under way, by belief alone."""
+        tail = self._new[len(self.seen.windows)]
+        engine = particle.engine.fork()
+        sharing = self.lengths.sharing
+        shared = sharing.tokens if sharing.groups else 0
+        own = self.lengths.draw(self.rng, tail)
+        outputs = self.lengths.draw_outputs(self.rng, tail)
+        groups = self.rng.integers(0, max(1, sharing.groups), len(tail))
+        for i, at in enumerate(self._times(tail)):
+            lengths = Lengths(
+                int(own[i]) + shared, int(outputs[i]), shared, int(groups[i]) if shared else -1
+            )
+            engine.add(int(tail[i]), lengths, float(at))
+        speed = 0.85 * particle.speed
+        engine.cost = particle.cost.scaled(math.exp(speed))
+        engine.advance(math.inf)
+        node = Node(
+            parent=particle.node,
+            window=len(self.seen.windows),
+            speed=speed,
+            work=[b - a for a, b in zip(particle.engine.work, engine.work, strict=True)],
+            busy=engine.busy - particle.engine.busy,
+            generated=engine.generated - particle.engine.generated,
+            credited=engine.credited - particle.engine.credited,
+            preempted_at=engine.preempted_at,
+            done=engine.done,
+            slope=0.0,
+        )
+        return Particle(engine, particle.cost, speed, node)
+
+
+def _log_likelihood(
+    window: Window, engine: SketchReplay, generated: float, credited: float
+) -> float:
+    """How well a window's line is met. The spreads are what one step more or less would change."""
+    total = _square(engine.shown_running - window.running, 0.8 + 0.03 * window.running)
+    total += _square(engine.shown_waiting - window.waiting, 0.8 + 0.04 * window.waiting)
+    if window.kv_usage is not None:
+        total += _square(engine.usage - window.kv_usage, 0.025)
+    if window.generated_tokens is not None:
+        spread = 6.0 + 0.02 * window.generated_tokens
+        total += _square(generated - window.generated_tokens, spread)
+    if window.prompt_tokens is not None:
+        spread = 15.0 + 0.03 * window.prompt_tokens
+        total += _square(credited - window.prompt_tokens, spread)
+    return -total / 2
+
+
+def _square(miss: float, spread: float) -> float:
+    return (miss / spread) ** 2
+
+
+def _tempering(logs: Floats, enough: float) -> float:
+    """The exponent, at most 1, at which so many particles still count."""
+
+    def effective(exponent: float) -> float:
+        weights = np.exp(exponent * logs)
+        return float(weights.sum() ** 2 / (weights**2).sum())
+
+    if effective(1.0) >= enough:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if effective(middle) >= enough else (low, middle)
+    return low
+
+
+def _speed_step(tried: list[tuple[float, float]], wanted: float) -> float:
+    """How far to move the logarithm of the step scale: along the secant, or in proportion."""
+    speed, generated = tried[-1]
+    slope = _slope(tried)
+    if slope < 0:
+        return (wanted - generated) / slope
+    return math.log(max(generated, 1.0) / max(wanted, 1.0))
+
+
+def _slope(tried: list[tuple[float, float]]) -> float:
+    """Generated tokens per unit of the scale's logarithm, 0 where that is not known."""
+    if len(tried) < 2:
+        return 0.0
+    (a, x), (b, y) = tried[-2], tried[-1]
+    if abs(b - a) < 0.005 or (y - x) * (b - a) >= 0:
+        return 0.0
+    return (y - x) / (b - a)

@@ -1,0 +1,195 @@
+"""What the surviving particles say together: counts with bounds, latencies, the ledger, the fit.
+
+Everything is a mean over equally likely particles; the bounds of a count hold their spread and that by which two runs of
+one workload differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+
+from logscope.inference.lengths import Floats
+from logscope.inference.observations import Observations
+from logscope.inference.particles import Particle, WindowFit
+from logscope.inference.sketch import SketchRequest
+from logscope.inference.workloads import Replayed
+from logscope.logged_preemptions import Stretch
+from reference_engine.ledger import LABELS
+from reference_engine.summary import weighted_percentile
+
+__all__ = [
+    "Counts",
+    "Ledgers",
+    "count_preemptions",
+    "fit_of",
+    "latencies",
+    "ledgers",
+    "pressure_of",
+]
+
+# Two real runs of one workload had 63 and 56 preemptions: a tenth of the mean apart, on a machine that did nothing else.
+_RUN_TO_RUN = 0.10
+_Z = 1.645  # 5th to 95th percentile
+_BIN_S = 5.0
+_RANGE = ("p50", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Preemptions in the whole log: bounds, value, tokens computed again, and when."""
+
+    low: float
+    value: float
+    high: float
+    recomputed_tokens: float
+    timeline: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """Seconds by label: summed over all requests, and means of the slow and of the typical ones (contract, *Words*)."""
+
+    total_s: dict[str, float]
+    slow_s: dict[str, float]
+    typical_s: dict[str, float]
+
+
+def count_preemptions(seen: Observations, particles: Sequence[Particle], widest: float) -> Counts:
+    """Count over all particles. `widest`: the largest relative width of the bounds that still helps a reader."""
+    counts = np.array([float(p.engine.preemptions) for p in particles])
+    value = float(counts.mean())
+    spread = math.sqrt(float(counts.var()) + (_RUN_TO_RUN * value) ** 2 + 0.5 * value)
+    half = min(_Z * spread, 0.5 * widest * value) if value >= 8 else _Z * spread
+    low, high = max(0.0, value - half), value + half
+    if float(np.mean(counts > 0)) < 0.05:
+        value = low = 0.0
+        high = min(high, 1.0) if counts.any() else 0.0
+    recomputed = float(np.mean([p.engine.recomputed for p in particles]))
+    return Counts(
+        float(math.floor(low)),
+        float(round(value)),
+        float(math.ceil(high)),
+        recomputed,
+        _timeline(seen, particles),
+    )
+
+
+def _timeline(seen: Observations, particles: Sequence[Particle]) -> tuple[Stretch, ...]:
+    """Mean preemptions in bins of a few seconds, where there are any."""
+    bins: dict[int, float] = {}
+    share = 1.0 / len(particles)
+    for particle in particles:
+        for node in particle.past():
+            for at in node.preempted_at:
+                key = int(at // _BIN_S)
+                bins[key] = bins.get(key, 0.0) + share
+    return tuple(
+        Stretch(
+            seen.epoch + timedelta(seconds=key * _BIN_S),
+            seen.epoch + timedelta(seconds=(key + 1) * _BIN_S),
+            value,
+        )
+        for key, value in sorted(bins.items())
+        if value >= 0.05
+    )
+
+
+def _finished(particle: Particle) -> list[SketchRequest]:
+    return [r for node in particle.past() for r in node.done]
+
+
+def latencies(
+    particles: Sequence[Particle], replayed: Sequence[Replayed]
+) -> dict[str, dict[str, float | None]]:
+    """TTFT and E2E percentiles averaged over particles, gaps between tokens over the replays; seconds."""
+    firsts, ends = [], []
+    for particle in particles:
+        done = _finished(particle)
+        if done:
+            firsts.append([(r.first or 0.0) - r.arrival for r in done])
+            ends.append([(r.end or 0.0) - r.arrival for r in done])
+    return {
+        "ttft_s": _mean_percentiles(firsts),
+        "e2e_s": _mean_percentiles(ends),
+        "itl_s": gap_percentiles(replayed),
+    }
+
+
+def _mean_percentiles(samples: Sequence[Sequence[float]]) -> dict[str, float | None]:
+    if not samples:
+        return dict.fromkeys(_RANGE)
+    found = np.mean([np.percentile(np.array(s), (50, 90, 99)) for s in samples], axis=0)
+    return {name: float(v) for name, v in zip(_RANGE, found, strict=True)}
+
+
+def gap_percentiles(replayed: Sequence[Replayed]) -> dict[str, float | None]:
+    """ITL p50 and p99 over all gaps of all replays, in seconds."""
+    gaps: dict[int, int] = {}
+    for one in replayed:
+        for gap, count in one.gaps.items():
+            gaps[gap] = gaps.get(gap, 0) + count
+    found = {f"p{p}": weighted_percentile(gaps, p) for p in (50, 99)}
+    return {name: None if gap is None else gap / 1e9 for name, gap in found.items()}
+
+
+def ledgers(replayed: Sequence[Replayed]) -> Ledgers:
+    """Ledger of the finished requests by the contract's rules, as means over the replays."""
+    totals, slow, typical = [], [], []
+    for one in replayed:
+        done = [r for r in one.records if r.status == "finished"]
+        if not done:
+            continue
+        table = np.array([r.ledger for r in done], dtype=np.float64) / 1e9
+        delay = (
+            table.sum(axis=1) - table[:, LABELS.index("prefill")] - table[:, LABELS.index("decode")]
+        )
+        p40, p60, p95 = np.percentile(delay, (40, 60, 95))
+        totals.append(table.sum(axis=0))
+        slow.append(table[delay >= p95].mean(axis=0))
+        typical.append(table[(delay >= p40) & (delay <= p60)].mean(axis=0))
+    return Ledgers(_by_label(totals), _by_label(slow), _by_label(typical))
+
+
+def _by_label(rows: Sequence[Floats]) -> dict[str, float]:
+    if not rows:
+        return dict.fromkeys(LABELS, 0.0)
+    return {name: float(v) for name, v in zip(LABELS, np.mean(rows, axis=0), strict=True)}
+
+
+def fit_of(seen: Observations, fits: Sequence[WindowFit]) -> dict[str, float | None]:
+    """1 - mean absolute error over mean observed, for each observed series; None where it was never observed."""
+    series: Mapping[str, list[tuple[float | None, float]]] = {
+        "running": [(w.running, f.running) for w, f in zip(seen.windows, fits, strict=True)],
+        "waiting": [(w.waiting, f.waiting) for w, f in zip(seen.windows, fits, strict=True)],
+        "kv_usage": [(w.kv_usage, f.kv_usage) for w, f in zip(seen.windows, fits, strict=True)],
+        "generation": [
+            (w.generated_tokens, f.generated) for w, f in zip(seen.windows, fits, strict=True)
+        ],
+    }
+    return {name: _fit(pairs) for name, pairs in series.items()}
+
+
+def _fit(pairs: Sequence[tuple[float | None, float]]) -> float | None:
+    known = [(a, b) for a, b in pairs if a is not None]
+    if not known:
+        return None
+    mean = sum(a for a, _ in known) / len(known)
+    error = sum(abs(a - b) for a, b in known) / len(known)
+    if mean == 0:
+        return 1.0 if error < 0.5 else 0.0
+    return max(0.0, 1.0 - error / mean)
+
+
+def pressure_of(seen: Observations, counts: Counts, total_s: Mapping[str, float]) -> str:
+    """`thrash` where preemption repeats, `saturated` where requests queued for KV space, else `none`."""
+    if counts.value >= 3:
+        return "thrash"
+    full = any(w.waiting > 0 and (w.kv_usage or 0.0) >= 0.9 for w in seen.windows)
+    waited = total_s.get("queued_for_kv", 0.0)
+    everything = sum(total_s.values())
+    return "saturated" if full and waited > 0.02 * everything else "none"

@@ -1,0 +1,577 @@
+"""The particle filter's engine: scheduling decisions as the reference engine makes them, many steps in one stride.
+
+`SketchReplay` keeps counts of blocks instead of blocks and no ledger; where all running requests decode and nothing can
+change, it strides to the next event with a closed form. It covers what a log lets us infer: recompute preemption, first
+come first served, V1 and V0, prompts with a shared head. What comes of an inference is replayed by the reference engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from logscope.inference.step_times import StepCost
+from reference_engine.clock import kv_usage
+from reference_engine.config import EngineConfig
+from reference_engine.profile import profile_of
+
+__all__ = ["Lengths", "SketchReplay", "SketchRequest", "SketchRules"]
+
+V0_WATERMARK = (
+    0.01  # share of the blocks that V0 keeps free when it admits (0.3.0 .. 0.10.2, cache_config)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A request's latent lengths in tokens: prompt, output, and the head of the prompt that group `group` shares."""
+
+    prompt: int
+    output: int
+    shared: int = 0
+    group: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SketchRules:
+    """What the sketch needs of a configuration; blocks are usable ones (without V1's null block)."""
+
+    config: EngineConfig
+    blocks: int
+    block_size: int
+    budget: int
+    seats: int
+    reserve: int
+    gate: bool
+    chunk: int
+    whole_prompts: bool
+    v0: bool
+    credits_hits: bool
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> SketchRules:
+        """Derive the rules of an engine's version."""
+        v0 = config.engine == "vllm-v0"
+        profile = profile_of(config.version)
+        share = V0_WATERMARK if v0 else (config.watermark or 0.0) if profile.watermark else 0.0
+        gate = v0 or (profile.full_sequence_gate and config.reserve_full_isl is not False)
+        return cls(
+            config=config,
+            blocks=config.num_blocks if v0 else config.num_blocks - 1,
+            block_size=config.block_size,
+            budget=config.max_num_batched_tokens,
+            seats=config.max_num_seqs,
+            reserve=int(share * config.num_blocks),
+            gate=gate,
+            chunk=config.long_prefill_token_threshold or config.max_num_batched_tokens,
+            whole_prompts=not config.enable_chunked_prefill,
+            v0=v0 and not config.enable_chunked_prefill,
+            credits_hits=_credits_hits(config.version),
+        )
+
+    def usage(self, free: int) -> float:
+        """The usage figure that this version prints, 0..1."""
+        return kv_usage(self.config, free)
+
+
+def _credits_hits(version: str) -> bool:
+    """Until 0.15 the prompt throughput counts whole prompts, later only what was computed."""
+    parts = version.lstrip("v").split(".")
+    try:
+        return (int(parts[0]), int(parts[1])) < (0, 16)
+    except (ValueError, IndexError):
+        return False
+
+
+class SketchRequest:
+    """One request inside the sketch; lengths in tokens, times in seconds, `held` in blocks of its own."""
+
+    __slots__ = (
+        "arrival",
+        "computed",
+        "credit",
+        "end",
+        "first",
+        "group",
+        "held",
+        "id",
+        "limit",
+        "output",
+        "preemptions",
+        "prompt",
+        "shared",
+        "started",
+    )
+
+    def __init__(self, request_id: int, lengths: Lengths, arrival: float) -> None:
+        self.id = request_id
+        self.arrival = arrival
+        self.computed = 0
+        self.output = 0
+        self.held = 0
+        self.preemptions = 0
+        self.credit = 0
+        self.first: float | None = None
+        self.end: float | None = None
+        self.started: float | None = None
+        self.resize(lengths)
+
+    def resize(self, lengths: Lengths) -> None:
+        """Take other lengths, before the first step."""
+        self.prompt = lengths.prompt
+        self.limit = lengths.output
+        self.shared = lengths.shared
+        self.group = lengths.group
+
+    @property
+    def lengths(self) -> Lengths:
+        """The lengths as they are assumed."""
+        return Lengths(self.prompt, self.limit, self.shared, self.group)
+
+    def copy(self) -> SketchRequest:
+        """An independent copy."""
+        new = SketchRequest.__new__(SketchRequest)
+        new.id = self.id
+        new.arrival = self.arrival
+        new.computed = self.computed
+        new.output = self.output
+        new.held = self.held
+        new.preemptions = self.preemptions
+        new.credit = self.credit
+        new.first = self.first
+        new.end = self.end
+        new.started = self.started
+        new.prompt = self.prompt
+        new.limit = self.limit
+        new.shared = self.shared
+        new.group = self.group
+        return new
+
+
+class _Batch:
+    """A step on the device."""
+
+    __slots__ = ("chunks", "decodes", "kv_tokens", "prefill", "seconds")
+
+    def __init__(self) -> None:
+        self.chunks: list[SketchRequest] = []
+        self.prefill = 0
+        self.decodes = 0
+        self.kv_tokens = 0
+        self.seconds = 0.0
+
+
+class SketchReplay:
+    """An engine on a virtual clock. `add`, `advance`, `fork`; totals and gauges are plain attributes.
+
+    `work` sums what the steps computed: (steps, prefill tokens, decode tokens, KV tokens read, squares of the steps'
+    prefill tokens); `busy` is their time in seconds. `done` holds the requests that finished since the last fork,
+    `stalls` the steps that were made to last (start, end).
+    """
+
+    def __init__(self, rules: SketchRules, cost: StepCost) -> None:
+        self.rules = rules
+        self.cost = cost
+        self.free = rules.blocks
+        self.now = 0.0
+        self.running: list[SketchRequest] = []
+        self.queue: deque[SketchRequest] = deque()
+        self.pending: deque[SketchRequest] = deque()
+        self.done: list[SketchRequest] = []
+        self.groups: dict[int, list[int]] = {}
+        self.generated = 0
+        self.credited = 0
+        self.preemptions = 0
+        self.recomputed = 0
+        self.busy = 0.0
+        self.work = [0.0] * 5
+        self.preempted_at: list[float] = []
+        self.stalls: list[tuple[float, float]] = []
+        self.stall: tuple[int, float] | None = None
+        self._flight: _Batch | None = None
+        self.shown_running = 0
+        self.shown_waiting = 0
+        self.shown_free = rules.blocks
+
+    @property
+    def usage(self) -> float:
+        """KV usage after the last completed step, as the version prints it."""
+        return self.rules.usage(self.shown_free)
+
+    def fork(self) -> SketchReplay:
+        """An independent copy; `done` and `preempted_at` start empty."""
+        new = SketchReplay.__new__(SketchReplay)
+        new.__dict__.update(self.__dict__)
+        moved = {id(r): r.copy() for r in self.running}
+        new.running = list(moved.values())
+        new.queue = deque([r.copy() for r in self.queue])
+        new.pending = deque([r.copy() for r in self.pending])
+        new.done = []
+        new.preempted_at = []
+        new.stalls = self.stalls.copy()
+        new.work = self.work.copy()
+        new.groups = {k: v.copy() for k, v in self.groups.items()} if self.groups else {}
+        flight = self._flight
+        if flight is not None:
+            copied = _Batch()
+            copied.chunks = [moved[id(r)] for r in flight.chunks]
+            copied.prefill, copied.decodes = flight.prefill, flight.decodes
+            copied.kv_tokens, copied.seconds = flight.kv_tokens, flight.seconds
+            new._flight = copied
+        return new
+
+    def add(self, request_id: int, lengths: Lengths, arrival: float) -> None:
+        """Announce a request; arrivals come in order."""
+        self.pending.append(SketchRequest(request_id, lengths, arrival))
+
+    def unstarted(self) -> Iterable[SketchRequest]:
+        """Requests that no step has touched, in order: their lengths may still be changed."""
+        for request in self.queue:
+            if request.first is None and request.preemptions == 0:
+                yield request
+        yield from self.pending
+
+    def in_prefill(self) -> list[SketchRequest]:
+        """Requests that were started and have no token yet."""
+        return [r for r in self.running if r.first is None] + [
+            r for r in self.queue if r.first is None and r.preemptions
+        ]
+
+    def prolong(self, end: float) -> bool:
+        """Let the step under way end at `end`; False when there is none."""
+        if self._flight is None:
+            return False
+        self._flight.seconds = max(1e-3, end - self.now)
+        if self.stalls:
+            self.stalls[-1] = (self.stalls[-1][0], end)
+        return True
+
+    def advance(self, until: float) -> None:
+        """Let time pass: all steps that end by `until` are done, the one under way is decided."""
+        while True:
+            if self._flight is None:
+                if not self.running and not self.queue:
+                    if not self.pending or self.pending[0].arrival >= until:
+                        return
+                    self.now = max(self.now, self.pending[0].arrival)
+                elif self.now >= until:
+                    return
+                while self.pending and self.pending[0].arrival <= self.now:
+                    self.queue.append(self.pending.popleft())
+                if self._stride(until):
+                    continue
+                self._decide()
+            flight = self._flight
+            if flight is None:
+                continue
+            if self.now + flight.seconds > until:
+                return
+            self._complete(flight)
+
+    # ---- many steps at once ----
+
+    def _stride(self, until: float) -> bool:
+        """Steps in which all running requests decode and nothing is admitted, evicted, or arrives."""
+        running = self.running
+        if not running or len(running) > self.rules.budget:
+            return False
+        for request in running:
+            if request.computed != request.prompt + request.output - 1:
+                return False
+        if self.queue and self._head_fits():
+            return False
+        steps = min(min(r.limit - r.output for r in running), self._steps_of_free_blocks())
+        if self.stall is not None:
+            steps = min(steps, (self.stall[0] - self.generated) // len(running))
+        if steps <= 0:
+            return False
+        count = len(running)
+        kv = sum(r.computed for r in running) + count
+        first, growth = self.cost.decode(count, kv), self.cost.growth(count)
+        steps = _fitting(first, growth, until - self.now, steps)
+        if steps <= 0:
+            return False
+        if self.pending:
+            # the first step that starts at or after an arrival sees it
+            before = _fitting(first, growth, self.pending[0].arrival - self.now, steps)
+            steps = min(steps, before + 1)
+        seconds = first * steps + growth * steps * (steps - 1) / 2
+        self.now += seconds
+        self.busy += seconds
+        self.generated += count * steps
+        work = self.work
+        work[0] += steps
+        work[2] += count * steps
+        work[3] += kv * steps + count * steps * (steps - 1) / 2
+        self._deliver_stride(steps)
+        return True
+
+    def _deliver_stride(self, steps: int) -> None:
+        size = self.rules.block_size
+        finished = False
+        for request in self.running:
+            request.computed += steps
+            request.output += steps
+            grown = -(-request.computed // size) - request.shared // size
+            if grown > request.held:
+                self.free -= grown - request.held
+                request.held = grown
+            if request.output >= request.limit:
+                finished = True
+        if finished:
+            self._retire()
+        self._show()
+
+    def _steps_of_free_blocks(self) -> int:
+        """How many decode steps the free blocks last; V0 wants one free block at every append."""
+        free = self.free - (1 if self.rules.v0 else 0)
+        if free < 0:
+            return 0
+        running = self.running
+        count = len(running)
+        size = self.rules.block_size
+        rounds, rest = divmod(free, count)
+        offsets = sorted((-r.computed) % size for r in running)
+        return rounds * size + offsets[rest]
+
+    # ---- one step ----
+
+    def _decide(self) -> None:
+        batch = _Batch()
+        evictions = self.preemptions
+        if self.rules.v0:
+            if not self._prefill_v0(batch):
+                self._decode_v0(batch)
+        elif self._walk(batch):
+            self._admit(batch)
+        if not batch.chunks:
+            if evictions == self.preemptions:
+                self._give_up()
+            return
+        batch.seconds = self.cost.seconds(
+            batch.prefill, batch.decodes, batch.kv_tokens, len(batch.chunks)
+        )
+        if self.stall is not None and self.generated >= self.stall[0]:
+            batch.seconds = max(batch.seconds, self.stall[1] - self.now)
+            self.stalls.append((self.now, self.stall[1]))
+            self.stall = None
+        self._flight = batch
+
+    def _give_up(self) -> None:
+        """Nothing can run: the head wants more than there is. Such a request is dropped, as no engine would end it."""
+        if self.queue:
+            stuck = self.queue.popleft()
+            stuck.end = None
+
+    def _schedule(self, batch: _Batch, request: SketchRequest, tokens: int) -> None:
+        request.computed += tokens
+        batch.chunks.append(request)
+        batch.kv_tokens += request.computed
+        if (
+            tokens == 1
+            and request.output > 0
+            and request.computed == request.prompt + request.output
+        ):
+            batch.decodes += 1
+        else:
+            batch.prefill += tokens
+
+    def _walk(self, batch: _Batch) -> bool:
+        """Running requests in order; True when nobody was evicted, so that others may be admitted."""
+        rules, running = self.rules, self.running
+        size = rules.block_size
+        budget = rules.budget
+        calm = True
+        index = 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            tokens = min(request.prompt + request.output - request.computed, budget, rules.chunk)
+            need = -(-(request.computed + tokens) // size) - request.shared // size - request.held
+            gone = False
+            while need > self.free:
+                calm = False
+                victim = running.pop()
+                self._evict(victim)
+                if victim is request:
+                    gone = True
+                    break
+            if gone:
+                break
+            if need > 0:
+                self.free -= need
+                request.held += need
+            budget -= tokens
+            self._schedule(batch, request, tokens)
+            index += 1
+        self._budget = budget
+        return calm
+
+    def _admit(self, batch: _Batch) -> None:
+        """Waiting requests from the head, while seats, budget and blocks last."""
+        rules, queue = self.rules, self.queue
+        budget = self._budget
+        while queue and budget > 0 and len(self.running) < rules.seats:
+            request = queue[0]
+            hit = self._hit(request)
+            tokens = request.prompt + request.output - hit
+            if rules.whole_prompts and tokens > budget:
+                break
+            chunk = min(tokens, budget, rules.chunk)
+            if not self._fits(request, hit + (tokens if rules.gate else chunk)):
+                break
+            queue.popleft()
+            self._start(request, hit, hit + chunk)
+            budget -= chunk
+            self.running.append(request)
+            self._schedule(batch, request, chunk)
+
+    def _head_fits(self) -> bool:
+        rules = self.rules
+        if len(self.running) >= rules.seats:
+            return False
+        if not rules.v0 and rules.budget <= len(self.running):
+            return False
+        request = self.queue[0]
+        tokens = request.prompt + request.output
+        if not rules.gate:
+            left = min(rules.budget - len(self.running), rules.chunk)
+            tokens = min(tokens, self._hit(request) + left)
+        return self._fits(request, tokens)
+
+    def _fits(self, request: SketchRequest, tokens: int) -> bool:
+        rules = self.rules
+        free = self.free - (rules.reserve if self.running or rules.v0 else 0)
+        need = -(-tokens // rules.block_size)
+        if request.group >= 0 and self.groups.get(request.group, (0,))[0] > 0:
+            need -= request.shared // rules.block_size
+        return need <= free
+
+    def _hit(self, request: SketchRequest) -> int:
+        """Tokens of the shared head that are cached: all, once somebody of the group has run."""
+        return request.shared if request.group in self.groups else 0
+
+    def _start(self, request: SketchRequest, hit: int, end: int) -> None:
+        size = self.rules.block_size
+        if request.group >= 0:
+            group = self.groups.setdefault(request.group, [0])
+            if group[0] == 0:
+                self.free -= request.shared // size
+            group[0] += 1
+        request.held = max(0, -(-end // size) - request.shared // size)
+        self.free -= request.held
+        request.computed = hit
+        if request.started is None:
+            request.started = self.now
+            request.credit = request.prompt - (0 if self.rules.credits_hits else hit)
+
+    def _release(self, request: SketchRequest) -> None:
+        self.free += request.held
+        request.held = 0
+        if request.group >= 0:
+            group = self.groups[request.group]
+            group[0] -= 1
+            if group[0] == 0:
+                self.free += request.shared // self.rules.block_size
+
+    def _evict(self, victim: SketchRequest) -> None:
+        self._release(victim)
+        self.recomputed += victim.computed
+        victim.computed = 0
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.preempted_at.append(self.now)
+        self.queue.appendleft(victim)
+
+    def _prefill_v0(self, batch: _Batch) -> bool:
+        """V0 without chunks: a step of whole prompts, whenever one fits."""
+        rules, queue = self.rules, self.queue
+        budget = rules.budget
+        while queue and len(self.running) < rules.seats:
+            request = queue[0]
+            tokens = request.prompt + request.output
+            if tokens > budget or not self._fits(request, tokens):
+                break
+            queue.popleft()
+            self._start(request, 0, tokens)
+            if self.rules.credits_hits:
+                self.credited += tokens if request.first is not None else 0
+            budget -= tokens
+            self.running.append(request)
+            self._schedule(batch, request, tokens)
+        return bool(batch.chunks)
+
+    def _decode_v0(self, batch: _Batch) -> None:
+        """V0: every decode wants a free block, whether it needs one or not."""
+        running = self.running
+        size = self.rules.block_size
+        index = 0
+        while index < len(running):
+            request = running[index]
+            gone = False
+            while self.free < 1:
+                victim = running.pop()
+                self._evict(victim)
+                if victim is request:
+                    gone = True
+                    break
+            if gone:
+                break
+            if request.computed % size == 0:
+                self.free -= 1
+                request.held += 1
+            self._schedule(batch, request, 1)
+            index += 1
+
+    def _complete(self, flight: _Batch) -> None:
+        self._flight = None
+        self.now += flight.seconds
+        self.busy += flight.seconds
+        work = self.work
+        work[0] += 1
+        work[1] += flight.prefill
+        work[2] += flight.decodes
+        work[3] += flight.kv_tokens
+        work[4] += flight.prefill * flight.prefill
+        finished = False
+        for request in flight.chunks:
+            if request.computed == request.prompt + request.output:
+                if request.first is None:
+                    request.first = self.now
+                    self.credited += request.credit
+                request.output += 1
+                self.generated += 1
+                if request.output >= request.limit:
+                    finished = True
+        if finished:
+            self._retire()
+        self._show()
+
+    def _retire(self) -> None:
+        kept = []
+        for request in self.running:
+            if request.output >= request.limit:
+                request.end = self.now
+                self._release(request)
+                self.done.append(request)
+            else:
+                kept.append(request)
+        self.running = kept
+
+    def _show(self) -> None:
+        self.shown_running = len(self.running)
+        self.shown_waiting = len(self.queue)
+        self.shown_free = self.free
+
+
+def _fitting(first: float, growth: float, seconds: float, most: int) -> int:
+    """How many steps of first, first + growth, first + 2 growth … seconds end within `seconds`; at most `most`."""
+    if seconds <= 0:
+        return 0
+    if first * most + growth * most * (most - 1) / 2 <= seconds:
+        return most
+    if growth <= 0:
+        return min(most, int(seconds / first)) if first > 0 else most
+    linear = first - growth / 2
+    return min(most, int((math.sqrt(linear * linear + 2 * growth * seconds) - linear) / growth))
