@@ -57,7 +57,7 @@ bench: $(VENV)/.installed-dev
 	  echo "== $$script"; $(BIN)/python "$$script"; done
 
 wheel: $(VENV)/.installed-dev
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 readme: $(VENV)/.installed-dev
 	$(BIN)/python docs/refresh_readme.py

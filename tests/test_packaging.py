@@ -47,6 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         "wheel",
         "--quiet",
         "--no-deps",
+        "--no-build-isolation",
         "-w",
         str(out),
         str(ROOT),
