@@ -10,6 +10,7 @@ from parsers.families.template import anchor_of, compile_template
 __all__ = ["Fields", "Format", "Match", "Reader"]
 
 _LOG_PREFIX = "{log_prefix}"
+_NEEDLE_WITHIN = 4000  # characters
 
 Fields = dict[str, object]
 Reader = Callable[[str], "Fields | None"]
@@ -88,5 +89,5 @@ class Format:
     def fields(self, text: str) -> Fields | None:
         """The fields of a message of this format, or None where `text` is another message."""
         if self.read is not None:
-            return self.read(text)
+            return self.read(text) if self.needle in text[:_NEEDLE_WITHIN] else None
         return compile_template(self.body).read(text)

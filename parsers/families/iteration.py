@@ -38,7 +38,8 @@ _STEP = regex.compile(
     (?P<generation_requests>\d{1,18})\ generation\ requests,\s
     (?P<generation_tokens>\d{1,18})\ generation\ tokens,\s
     iteration\ elapsed\ time:\ (?P<elapsed_ms>\d{1,18}(?:\.\d{1,18})?+)\ ms
-    (?P<dummy>\ \(dummy\))?+""",
+    (?P<dummy>\ \(dummy\))?+
+    (?:,\ (?P<device>[^,:\n]{1,40}?)\ KV\ cache\ usage:\ (?P<usage>\d{1,18}(?:\.\d{1,18})?+)%)?""",
     regex.VERBOSE,
 )
 _COUNTS = (
@@ -48,7 +49,6 @@ _COUNTS = (
     "generation_requests",
     "generation_tokens",
 )
-_USAGE = " KV cache usage"
 
 
 def _step(text: str) -> Fields | None:
@@ -59,13 +59,12 @@ def _step(text: str) -> Fields | None:
     fields: Fields = {name: int(found[name]) for name in _COUNTS}
     fields["elapsed_ms"] = float(found["elapsed_ms"])
     fields["dummy"] = found["dummy"] is not None
+    if found["device"] is not None:
+        fields["device"] = found["device"]
+        fields["gpu_kv_cache_usage_pct"] = float(found["usage"])
     rest = text[found.end() : found.end() + 1000].removeprefix(", ")
     for key, value in split_pairs(rest) if rest else ():
-        if key.endswith(_USAGE):
-            fields["device"] = key.removesuffix(_USAGE)
-            assign(fields, "", value, "gpu_kv_cache_usage_pct")
-        else:
-            assign(fields, key, value)
+        assign(fields, key, value)
     return fields
 
 

@@ -67,7 +67,7 @@ def _count_ids(text: str, at: int) -> int | None:
         return None
     end = text.find("]", at)
     end = len(text) if end < 0 else end
-    return text.count(",", at, end) + 1 if text[at + 1 : at + 3].strip(" ]") else 0
+    return text.count(",", at, end) + 1 if end > at + 1 else 0
 
 
 def _prompt(fields: Fields, raw: str) -> None:

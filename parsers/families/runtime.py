@@ -94,7 +94,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "V1",
         "0.7.0..0.8.4",
         "ERROR",
-        "EngineCore hit an exception: {traceback:s}...",
+        "EngineCore hit an exception: {traceback:s}",
         "EngineCore hit an exception: Traceback (most recent call last): ...",
     ),
     (

@@ -96,10 +96,13 @@ _DIFFUSION_NAMES = {
 _USAGE = " KV cache usage"
 _FETCH = regex.compile(r"(\d{1,18}) (waiting|in progress|completed)")
 _GAUGE = regex.compile(r"Running: \d{1,18} reqs")
+_LONGEST_VALUE = 40
 _LONGEST = 4000  # characters; the longest real line of this kind has under 600
 
 
 def _usage(fields: Fields, device: str, value: str) -> None:
+    if not _is_whole("usage_pct", value):
+        return
     # V0 prints GPU and CPU side by side; V1 one figure, for the device that it names (0.30.0 on).
     if device == "CPU" and "gpu_kv_cache_usage_pct" in fields:
         assign(fields, "", value, "cpu_kv_cache_usage_pct")
@@ -124,9 +127,21 @@ def _stats(text: str) -> Fields | None:
                 fields[f"kv_fetch_{slug(what)}"] = int(count)
         elif key.endswith(_USAGE):
             _usage(fields, key.removesuffix(_USAGE), value)
+        elif (name := _NAMES.get(key)) is None:
+            assign(fields, key, value)
+        elif _is_whole(name, value):
+            assign(fields, key, value, name)
         else:
-            assign(fields, key, value, _NAMES.get(key))
+            fields[name] = None
     return fields
+
+
+def _is_whole(name: str, value: str) -> bool:
+    """Whether a known field has its number and unit: the last one of a cut record has not, and `Waiting: 1` may be 17."""
+    if name in ("preemptions", "corrupted"):
+        return value[:1].isdecimal()
+    unit = "%" if name.endswith("_pct") else "tokens/s" if "throughput" in name else "reqs"
+    return value.rstrip(".").endswith(unit) and len(value) < _LONGEST_VALUE
 
 
 def _named(names: dict[str, str]) -> partial[Fields | None]:
