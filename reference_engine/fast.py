@@ -15,7 +15,7 @@ from .bulk import BulkScheduler, Chunk, bulk_possible
 from .clock import ReplayClock, batch_duration
 from .coast import Pending, Stretch, coast
 from .config import EngineConfig
-from .errors import ConfigError, NoProgressError
+from .errors import ConfigError, NoProgressError, WorkloadError
 from .fast_state import FastState
 from .fork import StateMap, fork_scheduler
 from .ledger import (
@@ -89,7 +89,7 @@ class FastReplay(ReplayClock[_FastBatch]):
     """A workload on a virtual clock, from event to event.
 
     `add` requests, let time pass with `advance(until_s)`, read `observe()`, branch with `fork()`; or `run` a whole
-    workload.
+    workload. `step_time` may be replaced between two calls: it holds for the batches decided from then on.
 
     Args:
         config: an engine for which `bulk_possible` holds.
@@ -166,6 +166,8 @@ class FastReplay(ReplayClock[_FastBatch]):
         super()._push(request)
 
     def _enter(self, request: Request, arrival: int) -> None:
+        if request.id in self.scheduler.states:
+            raise WorkloadError(f"request id {request.id!r} is there twice")
         self._uneventful = False
         record = RequestRecord(request, arrival)
         record.ledger[BUDGET] = self.now - arrival  # a step was under way

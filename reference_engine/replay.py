@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .clock import ReplayClock, batch_duration
 from .config import EngineConfig
 from .engines import make_scheduler
+from .errors import WorkloadError
 from .ledger import (
     BUDGET,
     DECODE,
@@ -78,6 +79,8 @@ class PlainReplay(ReplayClock[_PlainBatch]):
         return list(self.records.values())
 
     def _enter(self, request: Request, arrival: int) -> None:
+        if request.id in self._alive:
+            raise WorkloadError(f"request id {request.id!r} is there twice")
         record = RequestRecord(request, arrival)
         record.ledger[BUDGET] = self.now - arrival  # a step was under way
         self.records[request.id] = self._alive[request.id] = record

@@ -19,7 +19,7 @@ from reference_engine.frames import REQUEST_SCHEMA, STEP_SCHEMA
 from reference_engine.ledger import LABELS
 from reference_engine.loop import drive
 from reference_engine.profile import PROFILES, profile_of
-from reference_engine.results import replay
+from reference_engine.results import make_replay, replay
 from reference_engine.step_time import LinearStepTime, StepTime
 from reference_engine.summary import weighted_percentile
 from reference_engine.v1 import V1Scheduler
@@ -244,6 +244,15 @@ def test_a_configuration_no_engine_could_run(config: dict[str, Any], says: str) 
 def test_a_workload_that_breaks_a_rule(requests: list[Request], says: str) -> None:
     with pytest.raises(WorkloadError, match=says):
         replay(CALM, requests, LINEAR)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_id_that_is_added_while_it_runs(plain: bool) -> None:
+    running = make_replay(CALM, LINEAR, plain=plain)
+    running.add(Request(3, 4, 4))
+    running.add(Request(3, 4, 4, arrival_s=0.005))
+    with pytest.raises(WorkloadError, match="3 is there twice"):
+        running.advance(math.inf)
 
 
 def test_a_step_time_must_be_a_time() -> None:
