@@ -9,16 +9,13 @@ from typing import Any
 import polars as pl
 
 from .chart import Chart, Table, figure_json, iso
-from .palette import INK, LEDGER, PHASES, SERIES
+from .palette import INK, LEDGER, SERIES
 from .safe import axis_text, visible
 from .sampling import MAX_POINTS
 from .words import LEDGER_LABELS, count, moment, seconds
 
 __all__ = ["gantt", "tail"]
 
-# What a lane may hold: the ledger's labels, or the coarser phases.
-LANE_WORDS = {**LEDGER_LABELS, "queued": "queued", "preempted": "waiting after preemption"}
-LANE_COLORS = {**LEDGER, **PHASES}
 MAX_LANES = 48
 ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
 ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
@@ -122,7 +119,7 @@ def gantt(
 ) -> Chart | None:
     """What each request did around one spike: a lane a request, in order of arrival.
 
-    `spans`: `id`, `label` (of the ledger, or a phase), `start`, `end` (datetime); `requests`: `id`, `arrival`, `ttft_s`, `e2e_s`,
+    `spans`: `id`, `label` (of the ledger), `start`, `end` (datetime); `requests`: `id`, `arrival`, `ttft_s`, `e2e_s`,
     `preemptions`. Of more than `MAX_LANES` requests the preempted and then the slowest are shown.
     """
     start, end = moment(spike.get("start")), moment(spike.get("end"))
@@ -153,7 +150,7 @@ def gantt(
     return Chart(
         id=chart_id,
         title=title,
-        says=f"{len(ids)} requests in order of arrival, a lane each, as replayed.",
+        says=f"{len(ids)} requests in order of arrival, a lane each, as replayed; queues bear their main reason.",
         figure=figure_json(traces, layout, height),
         table=_lane_table(shown),
         height=height,
@@ -175,7 +172,7 @@ def _lane_bars(
 ) -> list[dict[str, Any]]:
     lane = {request: number for number, request in enumerate(ids)}
     traces = []
-    for label in LANE_WORDS:
+    for label in LEDGER_LABELS:
         part = spans.filter(pl.col("label") == label)
         if part.is_empty():
             continue
@@ -187,16 +184,16 @@ def _lane_bars(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": LANE_WORDS[label],
+                "name": LEDGER_LABELS[label],
                 "base": [iso(a) for _, a, _, _, _ in clipped],
                 "x": [round((b - a).total_seconds() * 1000, 1) for _, a, b, _, _ in clipped],
                 "y": [number for number, *_ in clipped],
                 "customdata": [[axis_text(name), seconds(length)] for *_, length, name in clipped],
                 "hovertemplate": "%{customdata[0]}: %{customdata[1]} "
-                + LANE_WORDS[label]
+                + LEDGER_LABELS[label]
                 + "<extra></extra>",
                 "width": 0.8,
-                "marker": {"color": LANE_COLORS[label], "line": {"width": 0}},
+                "marker": {"color": LEDGER[label], "line": {"width": 0}},
             }
         )
     return traces

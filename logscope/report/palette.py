@@ -6,7 +6,7 @@ screen is dark, so a figure stays a plain plotly figure.
 
 from __future__ import annotations
 
-__all__ = ["DARK_TWIN", "INK", "LEDGER", "PHASES", "SERIES", "SPIKE"]
+__all__ = ["DARK_TWIN", "INK", "LEDGER", "SERIES", "SPIKE"]
 
 INK = {"text": "#1d2228", "muted": "#5a6470", "grid": "#e4e7eb", "axis": "#aab2bc"}
 
@@ -30,15 +30,6 @@ LEDGER = {
     "interference": "#aa4499",
     "prefill": "#66717e",
     "decode": "#a9b3be",
-}
-
-# The phases of a request's life, told apart more coarsely than the ledger does.
-PHASES = {
-    "queued": "#0077bb",
-    "preempted": LEDGER["preempted_wait"],
-    "recompute": LEDGER["recompute"],
-    "prefill": LEDGER["prefill"],
-    "decode": LEDGER["decode"],
 }
 
 DARK_TWIN = {

@@ -66,8 +66,7 @@
     const own = colored(layout);
     own.hoverlabel = { ...own.hoverlabel, ...hover };
     own.modebar = { bgcolor: "rgba(0,0,0,0)", color: own.font.color, activecolor: own.font.color };
-    const narrow = place.clientWidth < 520;
-    if (narrow) {
+    if (place.clientWidth < 520 && data.length > 1) {
       // Legends wrap on a small screen: give them the room above the curves.
       own.margin = { ...own.margin, t: own.margin.t + 44, l: Math.min(own.margin.l, 40) };
       own.height = layout.height + 44;
