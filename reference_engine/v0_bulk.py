@@ -43,12 +43,13 @@ class BulkState(V0State):
     """A request that may be a bulk member: then nothing of it is touched while it decodes.
 
     While `bulk` is set, beat number j leaves it at `base + j` computed tokens and brings its output to `out_base + j`;
-    `first` and `finish` are its first and its last beat. `mark_time` and `mark_disturbed`: clock and disturbance total
+    `first` and `finish` are its first and its last beat; `beaten` says after it left whether it had one. `mark_time` and `mark_disturbed`: clock and disturbance total
     (ns) from which its decode time counts; `wait_from`: when it was evicted (ns); `queued`: queue totals at entry.
     """
 
     __slots__ = (
         "base",
+        "beaten",
         "bulk",
         "finish",
         "first",
@@ -63,7 +64,7 @@ class BulkState(V0State):
     def __init__(self, record: RequestRecord, max_model_len: int) -> None:
         super().__init__(record.request, max_model_len)
         self.record = record
-        self.bulk = False
+        self.bulk = self.beaten = False
         self.base = self.out_base = self.first = self.finish = 0
         self.mark_time = self.mark_disturbed = self.wait_from = 0
         self.queued = (0, 0, 0)
@@ -168,6 +169,7 @@ class V0BulkScheduler(V0Scheduler):
     def leave(self, state: BulkState) -> None:
         """Take a request out of the bulk after the current beat and write its plain fields."""
         state.bulk = False
+        state.beaten = state.first <= self.beat
         self.phases[(1 - state.base) % self.size].discard(state)
         self.members -= 1
         self.base_sum -= state.base
@@ -254,7 +256,9 @@ class V0BulkScheduler(V0Scheduler):
         if singles and not self._singles_fit(singles):
             return False
         if not self._beat():
-            return False
+            if singles or not 0 < self.members <= self.config.max_num_batched_tokens:
+                return False
+            self._beat_short(turn)
         turn.tokens = self.members
         if self.chunked:
             turn.seats = self.members + len(singles)
@@ -265,6 +269,25 @@ class V0BulkScheduler(V0Scheduler):
             turn.tokens += tokens
             turn.running_prefills.append((state, tokens))
         return True
+
+    def _beat_short(self, turn: Turn) -> None:
+        """A beat with too few blocks: in running order, whoever sees none free evicts from the end."""
+        crossing = self.phases[(self.beat + 1) % self.size]
+        for state in list(self.running):
+            if not state.bulk:  # type: ignore[attr-defined]
+                break  # evicted, and so are all behind it
+            while self.pool.free < 1:
+                victim: BulkState = self.running.pop()  # type: ignore[assignment]
+                self.leave(victim)
+                self.left.append(victim)
+                self._preempt(victim, turn.preempted, turn.swapped_out)
+                if victim is state:
+                    break
+            else:
+                self.pool.free -= state in crossing
+        if self.members:
+            self.beat += 1
+            self.in_step = self.members
 
     def _singles_fit(self, singles: list[V0State]) -> bool:
         """Each gets at least one token of the budget, and sees the free block that its append asks for."""

@@ -159,7 +159,7 @@ class V0FastReplay(ReplayClock[_Batch]):
         disturbed = self._disturbed - state.mark_disturbed
         state.record.ledger[DECODE] += until - state.mark_time - disturbed
         state.record.ledger[INTERFERENCE] += disturbed
-        if state.first <= self.scheduler.beat:
+        if state.beaten:
             state.record.last_token = self._last_beat
         else:
             self._fresh[state.record.last_token] -= 1
