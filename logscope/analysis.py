@@ -9,8 +9,11 @@ from typing import Any
 
 import polars as pl
 
+from logscope.advice import Advice, advise
+from logscope.candidates import candidates
 from logscope.finding import Finding
 from logscope.findings import Context, context_of, find_all
+from logscope.findings.replayed import replay_findings
 from logscope.log_frames import LogFrames
 from logscope.logged_preemptions import Logged, Stretch, logged_preemptions
 from logscope.replaying import ReplayAnswer, replay_engine
@@ -46,6 +49,7 @@ class EngineResult:
     pressure: str
     preemptions: Preemptions
     answer: ReplayAnswer | None
+    advice: tuple[Advice, ...] = ()
     prompt_tps: float | None = None
     generation_tps: float | None = None
 
@@ -76,6 +80,7 @@ def analyze(
     *,
     given: Mapping[str, Any] | None = None,
     replay: bool = True,
+    with_advice: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Analysis:
@@ -88,7 +93,9 @@ def analyze(
     results = []
     for index, log in enumerate(logs):
         step = _part(progress, index, len(logs))
-        results.append(_engine(data, log, replay=replay, seed=seed, progress=step))
+        results.append(
+            _engine(data, log, replay=replay, with_advice=with_advice, seed=seed, progress=step)
+        )
     return Analysis(data, tuple(results), _worst(results), seed, dict(given or {}))
 
 
@@ -97,7 +104,13 @@ def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
 
 
 def _engine(
-    data: LogFrames, log: EngineLog, *, replay: bool, seed: int, progress: Progress | None
+    data: LogFrames,
+    log: EngineLog,
+    *,
+    replay: bool,
+    with_advice: bool,
+    seed: int,
+    progress: Progress | None,
 ) -> EngineResult:
     facts = log.facts
     warnings = log.get("preemption")
@@ -114,16 +127,18 @@ def _engine(
         if replay and context.served
         else None
     )
-    preemptions = _preemptions(logged, answer, context)
-    if answer is not None:
-        findings = _with_replay(findings, answer, preemptions, context)
-    slow = answer.ledger["slow_s"] if answer is not None and answer.fair and answer.ledger else None
+    preemptions = _preemptions(logged, answer)
+    slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
     pressure = (
         answer.pressure
         if answer is not None and answer.fair
         else pressure_of_windows(findings, context.windows)
     )
+    advice: list[Advice] = []
+    if answer is not None and answer.fair and with_advice:
+        advice, found = _advise(context, answer, verdict, findings)
+        findings = _merged(findings, found)
     prompt, generation = _throughput(context.windows)
     return EngineResult(
         log,
@@ -133,13 +148,26 @@ def _engine(
         pressure,
         preemptions,
         answer,
+        tuple(advice),
         prompt,
         generation,
     )
 
 
-def _preemptions(logged: Logged, answer: ReplayAnswer | None, context: Context) -> Preemptions:
-    if answer is not None and answer.preemptions is not None:
+def _advise(
+    context: Context, answer: ReplayAnswer, verdict: str, findings: Sequence[Finding]
+) -> tuple[list[Advice], list[Finding]]:
+    """Replay the candidates that the verdict suggests; a healthy server needs none."""
+    if verdict == "healthy":
+        return [], replay_findings(context, answer, None, [])
+    out_of_memory = any(f.id == "runtime-oom" for f in findings)
+    tried = candidates(context, verdict, out_of_memory=out_of_memory)
+    advice, free = advise(context.log.facts, tried, answer.predict)
+    return advice, replay_findings(context, answer, answer.predict(None), free)
+
+
+def _preemptions(logged: Logged, answer: ReplayAnswer | None) -> Preemptions:
+    if answer is not None:
         low, value, high = answer.preemptions
         # What the log proves bounds what the replay infers.
         if logged.low is not None:
@@ -157,14 +185,12 @@ def _preemptions(logged: Logged, answer: ReplayAnswer | None, context: Context) 
     return Preemptions(logged)
 
 
-def _with_replay(
-    findings: Sequence[Finding], answer: ReplayAnswer, preemptions: Preemptions, context: Context
-) -> list[Finding]:
-    """Put the replay's findings in place of what the queues alone suggested."""
-    replayed = {f.id for f in answer.findings}
-    kept = [f for f in findings if f.id not in replayed or f.proves]
-    proven = {f.id for f in kept}
-    return kept + [f for f in answer.findings if f.id not in proven]
+def _merged(findings: Sequence[Finding], replayed: Sequence[Finding]) -> list[Finding]:
+    """Put the replay's findings in place of what the queues alone suggested; what the log proves stays."""
+    ids = {f.id for f in replayed}
+    kept = [f for f in findings if f.id not in ids or f.proves or f.id == "kv-preemption"]
+    said = {f.id for f in kept}
+    return kept + [f for f in replayed if f.id not in said]
 
 
 def _ordered(findings: Sequence[Finding]) -> list[Finding]:

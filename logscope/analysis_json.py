@@ -9,6 +9,7 @@ from logscope.analysis import Analysis, EngineResult, Preemptions
 from logscope.configuration import SETTINGS
 from logscope.events_json import iso
 from logscope.finding import Evidence, Finding
+from logscope.spikes import Spike
 from parsers.events import Coverage
 
 __all__ = ["LEDGER", "analysis_document"]
@@ -100,8 +101,8 @@ def _engine(result: EngineResult) -> dict[str, Any]:
         },
         "ledger": _ledger(answer.ledger if answer else None),
         "replay": _replay(result),
-        "spikes": [dict(s) for s in answer.spikes] if answer else [],
-        "advice": [dict(a) for a in answer.advice] if answer else [],
+        "spikes": [_spike(s) for s in answer.spikes] if answer else [],
+        "advice": [a.document() for a in result.advice],
     }
 
 
@@ -193,9 +194,22 @@ def _replay(result: EngineResult) -> dict[str, Any] | None:
     return {
         "requests": answer.requests,
         "fit": dict(answer.fit),
-        "seed": answer.step_time.get("seed", 0),
-        "step_time": {k: v for k, v in answer.step_time.items() if k != "seed"},
+        "seed": answer.seed,
+        "step_time": dict(answer.step_time),
         "unsupported": list(answer.unsupported),
+    }
+
+
+def _spike(spike: Spike) -> dict[str, Any]:
+    return {
+        "start": iso(spike.start),
+        "end": iso(spike.end),
+        "cause": spike.cause,
+        "requests": spike.requests,
+        "p99_e2e_s": spike.p99_e2e_s,
+        "baseline_p99_e2e_s": spike.baseline_p99_e2e_s,
+        "ledger_s": dict(spike.ledger_s),
+        "evidence": [evidence_object(e) for e in spike.evidence],
     }
 
 

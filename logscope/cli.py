@@ -18,6 +18,7 @@ __all__ = ["cli", "main"]
 _VERBS = {
     "analyze": "Say what is behind the slow requests, and what to change.",
     "parse": "Give the events alone, as JSON lines, CSV or Parquet.",
+    "whatif": "Replay a log's workload under a changed configuration.",
     "replay": "Run the reference engine on workload or trace files.",
     "formats": "List the log formats that are known.",
 }

@@ -11,7 +11,7 @@ class LogscopeError(Exception):
     status = 2
 
 
-class NothingToWorkOn(LogscopeError):
+class NothingToWorkOn(LogscopeError):  # noqa: N818 - the contract's words
     """No source could be read, or none holds a vLLM record."""
 
     status = 3

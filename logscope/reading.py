@@ -9,7 +9,7 @@ from typing import Any
 from logscope.errors import NothingToWorkOn
 from logscope.times import Span
 from parsers.events import Coverage, Event
-from parsers.reader import Keep, read_events
+from parsers.reader import KEEP_EVENTS, Keep, read_events
 
 __all__ = ["check_something_read", "events_in", "partly_read", "problems"]
 
@@ -20,7 +20,7 @@ def events_in(
     span: Span,
     *,
     year: int | None = None,
-    keep: Keep = Keep(),
+    keep: Keep = KEEP_EVENTS,
 ) -> Iterator[Event]:
     """The events of `sources` within `span`, in the order of the input.
 

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import polars as pl
 
 from logscope.finding import Finding
 from logscope.findings.context import Context
+from logscope.ledger_shares import slow_and_typical
 from logscope.logged_preemptions import Stretch
+from logscope.scenario import Scenario
 from logscope.servers import EngineLog
+from logscope.spikes import Spike, find_spikes
 
-__all__ = ["FAIR_FIT", "ReplayAnswer", "replay_engine"]
+__all__ = ["FAIR_FIT", "Predict", "ReplayAnswer", "replay_engine"]
 
 FAIR_FIT = 0.5
 """Mean fit of the observed series from which a replay may decide the verdict."""
 
+MIN_EXPLAINED = 0.7
+REPEATS = 3
+
+Predict = Callable[["Scenario | None"], Mapping[str, Any]]
+"""Replays a scenario (None: as it is) and gives the keys of `whatif --json`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayAnswer:
-    """What the replay of the inferred workload says. Latencies in seconds, ledger in seconds by label."""
+    """What the replay of the inferred workload says. Latencies in seconds, ledger in seconds by label.
+
+    `origin` is the log's time at the replay's second 0; `requests_frame` and `steps_frame` are those of a representative replay.
+    """
 
     requests: int
     fit: Mapping[str, float | None]
     pressure: str
-    preemptions: tuple[float, float, float] | None = None
-    recomputed_tokens: float | None = None
-    timeline: tuple[Stretch, ...] = ()
-    latency: Mapping[str, Any] = field(default_factory=dict)
-    ledger: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    step_time: Mapping[str, Any] = field(default_factory=dict)
+    preemptions: tuple[float, float, float]
+    recomputed_tokens: float | None
+    timeline: tuple[Stretch, ...]
+    latency: Mapping[str, Any]
+    ledger: Mapping[str, Mapping[str, float]]
+    step_time: Mapping[str, Any]
+    predict: Predict
+    origin: datetime
+    requests_frame: pl.DataFrame
+    steps_frame: pl.DataFrame
+    seed: int = 0
     unsupported: tuple[str, ...] = ()
+    spikes: tuple[Spike, ...] = ()
     findings: tuple[Finding, ...] = ()
-    spikes: tuple[Mapping[str, Any], ...] = ()
-    advice: tuple[Mapping[str, Any], ...] = ()
-    frames: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    last_arrival_s: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def fair(self) -> bool:
@@ -55,11 +72,154 @@ class ReplayAnswer:
 def replay_engine(
     log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None
 ) -> ReplayAnswer | None:
-    """Infer and replay one engine's workload; None where there is nothing to replay."""
-    try:
-        inference = importlib.import_module("logscope.inference")
-    except ModuleNotFoundError:
+    """Infer and replay one engine's workload; None where there is nothing to replay.
+
+    Iteration lines tell nearly everything, so they decide where they explain the run; else requests and statistics are fitted.
+    """
+    return _from_iterations(log, context, seed) or _from_particles(log, context, seed, progress)
+
+
+def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswer | None:
+    if log.get("iteration") is None:
         return None
-    if not hasattr(inference, "infer"):
+    from logscope.inference.iterations import reconstruct
+
+    found = reconstruct(log.frames, log.facts, seed=seed)
+    if found is None or not found.known_arrivals or found.explained < MIN_EXPLAINED:
         return None
-    return None
+    from reference_engine.results import replay
+    from reference_engine.summary import Summary
+
+    def figures(summary: Summary) -> dict[str, Any]:
+        return {
+            "preemptions": summary.preemptions,
+            "recomputed_tokens": summary.recomputed_tokens,
+            "ttft_s": summary.ttft_s,
+            "e2e_s": summary.e2e_s,
+            "itl_s": summary.itl_s,
+            "generation_tokens_per_s": summary.generation_tokens_per_s,
+            "duration_s": summary.duration_s,
+        }
+
+    def predict(scenario: Scenario | None) -> Mapping[str, Any]:
+        config, step_time = found.result.config, found.step_time
+        requests = list(found.workload)
+        if scenario is not None:
+            config, step_time = scenario.config, scenario.scale.apply(step_time)
+            requests = requests[:: scenario.replicas]
+        return figures(replay(config, requests, step_time).summary())
+
+    requests, summary = found.result.requests(), found.result.summary()
+    step = found.step_time
+    return _answer(
+        log,
+        context,
+        requests=len(found.workload),
+        fit=dict(found.fit),
+        pressure=_pressure(found.preemptions[1], context),
+        preemptions=found.preemptions,
+        recomputed_tokens=found.recomputed_tokens,
+        timeline=found.timeline,
+        latency={"ttft_s": summary.ttft_s, "e2e_s": summary.e2e_s, "itl_s": summary.itl_s},
+        ledger=slow_and_typical(requests),
+        step_time=_step_time(
+            step.base_s,
+            step.per_prefill_token_s,
+            step.per_decode_s,
+            step.per_kv_token_s,
+            found.step_time_error,
+        ),
+        predict=predict,
+        origin=found.epoch,
+        requests_frame=requests,
+        steps_frame=found.result.steps(),
+        seed=seed,
+    )
+
+
+def _from_particles(
+    log: EngineLog, context: Context, seed: int, progress: Callable[[float], None] | None
+) -> ReplayAnswer | None:
+    from logscope.inference import infer
+    from logscope.inference import predict as predict_under
+
+    found = infer(log.frames, log.facts, seed=seed, progress=progress)
+    if found is None:
+        return None
+
+    def predict(scenario: Scenario | None) -> Mapping[str, Any]:
+        if scenario is None:
+            return found.baseline().as_dict()
+        return predict_under(
+            found,
+            scenario.config,
+            arrival_scale=scenario.arrival_scale,
+            replicas=scenario.replicas,
+            factors=scenario.scale,
+        ).as_dict()
+
+    step, counts = found.step_time, found.preemptions
+    return _answer(
+        log,
+        context,
+        requests=found.requests,
+        fit=dict(found.fit),
+        pressure=found.pressure,
+        preemptions=(counts.low, counts.value, counts.high),
+        recomputed_tokens=round(counts.recomputed_tokens),
+        timeline=counts.timeline,
+        latency=found.latency,
+        ledger={
+            "total_s": found.ledger.total_s,
+            "slow_s": found.ledger.slow_s,
+            "typical_s": found.ledger.typical_s,
+        },
+        step_time=_step_time(
+            step.base_s, step.per_prefill_token_s, step.per_decode_s, step.per_kv_token_s, None
+        ),
+        predict=predict,
+        origin=found.observations.epoch,
+        requests_frame=found.requests_frame,
+        steps_frame=found.steps_frame,
+        seed=seed,
+    )
+
+
+def _answer(log: EngineLog, context: Context, **parts: Any) -> ReplayAnswer:
+    requests: pl.DataFrame = parts["requests_frame"]
+    origin: datetime = parts["origin"]
+    latency = {**parts.pop("latency"), "basis": "inferred"}
+    spikes = find_spikes(requests, origin, context.windows, context.texts)
+    last = requests["arrival_s"].max() if requests.height else 0.0
+    first = requests["arrival_s"].min() if requests.height else 0.0
+    return ReplayAnswer(
+        latency=latency,
+        spikes=spikes,
+        unsupported=log.facts.unsupported,
+        last_arrival_s=float(last or 0.0) - float(first or 0.0),  # type: ignore[arg-type]
+        **parts,
+    )
+
+
+def _pressure(value: float, context: Context) -> str:
+    if value >= REPEATS:
+        return "thrash"
+    windows = context.windows
+    waiting = (
+        windows is not None
+        and windows.filter((pl.col("waiting") > 0) & (pl.col("kv_pct") >= 90)).height
+    )
+    return "saturated" if waiting else "none"
+
+
+def _step_time(
+    base: float, prefill: float, decode: float, kv: float, error: float | None
+) -> dict[str, Any]:
+    return {
+        "base_s": base,
+        "per_prefill_token_s": prefill,
+        "per_decode_s": decode,
+        "per_kv_token_s": kv,
+        "basis": "inferred",
+        "error": error,
+    }

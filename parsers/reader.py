@@ -15,7 +15,7 @@ from parsers.lines import Line
 from parsers.records import Record, RecordText, read_records
 from parsers.sessions import Sessions, engine_index
 
-__all__ = ["Keep", "LogSource", "read_events", "read_lines"]
+__all__ = ["KEEP_EVENTS", "Keep", "LogSource", "read_events", "read_lines"]
 
 MAX_TEXT = 400
 MAX_SAMPLES = 5
@@ -45,6 +45,10 @@ class Keep:
     other: bool = False
     prompts: bool = False
     exceptions: bool = False
+
+
+KEEP_EVENTS = Keep()
+"""Nothing beside the known families."""
 
 
 class LogSource(Protocol):
@@ -83,7 +87,7 @@ def read_events(
     coverage: Coverage,
     *,
     year: int | None = None,
-    keep: Keep = Keep(),
+    keep: Keep = KEEP_EVENTS,
 ) -> Iterator[Event]:
     """Yield the events of `sources` in their order; `coverage` is filled as the reading goes on.
 

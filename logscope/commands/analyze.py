@@ -152,7 +152,13 @@ def _report_frames(found: Analysis) -> dict[str, pl.DataFrame]:
     frames = dict(found.data.frames)
     worst = found.worst_result
     if worst is not None and worst.answer is not None:
-        frames |= dict(worst.answer.frames)
+        from logscope.report.replay_frames import replay_frames
+
+        facts, answer = worst.log.facts, worst.answer
+        place = (facts.server, facts.run, facts.engine_index)
+        frames |= replay_frames(
+            answer.requests_frame, answer.steps_frame, (), origin=answer.origin, engine=place
+        )
     return frames
 
 

@@ -1,0 +1,104 @@
+"""Findings that only a replay gives: hidden preemptions, what the slow requests wait for, overload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from logscope.advice import overloaded
+from logscope.finding import Evidence, Finding, evidence_of, seconds
+from logscope.findings.context import Context
+from logscope.replaying import ReplayAnswer
+
+__all__ = ["replay_findings"]
+
+MIN_PREEMPTIONS = 2.5
+MIN_SHARE = 0.10
+
+
+def replay_findings(
+    context: Context,
+    answer: ReplayAnswer,
+    baseline: Mapping[str, Any] | None,
+    free: Sequence[Mapping[str, Any]],
+) -> list[Finding]:
+    """All findings of one engine's replay. `free` are the figures of the free candidates that were replayed."""
+    found = [*_preemption(context, answer), *_waits(context, answer)]
+    if baseline is not None and overloaded(baseline, free, answer.last_arrival_s):
+        title = (
+            "More work is offered than this server does under any free setting: in each replay it ends"
+            f" at least a quarter later than its last arrival ({len(free)} settings tried)"
+        )
+        found.append(Finding("overload", "critical", "replayed", title))
+    return found
+
+
+def _preemption(context: Context, answer: ReplayAnswer) -> list[Finding]:
+    low, value, high = answer.preemptions
+    if value < MIN_PREEMPTIONS:
+        return []
+    start, end = seconds(t for s in answer.timeline for t in (s.start, s.end))
+    tokens = (
+        f", {answer.recomputed_tokens:,.0f} tokens computed twice"
+        if answer.recomputed_tokens
+        else ""
+    )
+    title = f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were evicted when KV blocks ran out"
+    severity = "critical" if value >= max(3.0, 0.02 * answer.requests) else "warning"
+    return [
+        Finding("kv-preemption", severity, "inferred", title, start, end, _full_windows(context))
+    ]
+
+
+def _full_windows(context: Context) -> tuple[Evidence, ...]:
+    if context.windows is None:
+        return ()
+    fullest = context.windows.sort("kv_pct", descending=True, nulls_last=True).head(3).sort("order")
+    return evidence_of(fullest, context.texts)
+
+
+def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
+    """What the slow requests' delay is made of, where a cause has a tenth of their time."""
+    slow = answer.ledger.get("slow_s") or {}
+    total = sum(slow.values())
+    if total <= 0:
+        return []
+    typical = answer.ledger.get("typical_s") or {}
+    usual = sum(typical.values())
+    causes = {
+        "kv-admission-wait": (
+            ("queued_for_kv",),
+            "Slow requests wait for KV blocks before they are admitted",
+        ),
+        "seat-limit": (("queued_for_seat",), "Slow requests wait for a seat (max_num_seqs)"),
+        "prefill-interference": (
+            ("interference", "queued_for_budget"),
+            "Slow requests are held up by other requests' prefill",
+        ),
+    }
+    found = []
+    for name, (labels, sentence) in causes.items():
+        share = sum(slow.get(label, 0.0) for label in labels) / total
+        if share < MIN_SHARE:
+            continue
+        common = sum(typical.get(label, 0.0) for label in labels) / usual if usual else 0.0
+        title = (
+            f"{sentence}: {share:.0%} of their {total:.1f} s"
+            f" (of a typical request's {usual:.1f} s: {common:.0%})"
+        )
+        evidence = _evidence(context, name)
+        start, end = seconds(s.start for s in answer.spikes)
+        severity = "warning" if share < 1 / 3 else "critical"
+        found.append(Finding(name, severity, "replayed", title, start, end, evidence))
+    return found
+
+
+def _evidence(context: Context, name: str) -> tuple[Evidence, ...]:
+    windows = context.windows
+    if windows is None:
+        return ()
+    column = "prompt_tps" if name == "prefill-interference" else "waiting"
+    best = windows.filter(pl.col(column) > 0).sort(column, descending=True).head(3).sort("order")
+    return evidence_of(best, context.texts)
