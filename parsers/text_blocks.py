@@ -99,7 +99,8 @@ def _clean(data: bytes, loss: Loss, *, cut: bool) -> bytes:
         loss.truncated += 1
         loss.bytes += end - MAX_LINE
         data = data[:MAX_LINE] + data[end:]
+    if b"\r" not in data:  # most logs, and the search for one byte is nearly free
+        return data
     data = data.replace(b"\r\n", b"\n")
-    return (
-        _CARRIAGE_RETURNS.sub(b"\n", data) if b"\r\n" in data else data
-    )  # a terminal doubled them
+    doubled = b"\r\n" in data  # by a terminal
+    return _CARRIAGE_RETURNS.sub(b"\n", data) if doubled else data

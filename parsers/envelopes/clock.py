@@ -30,7 +30,7 @@ class Clock:
     def __init__(self, zone: str | None = None, reference_us: int | None = None) -> None:
         self.zone = zone_of(zone)
         self.reference_us = reference_us
-        self._minutes: dict[str, int | None] = {}
+        self._seconds: dict[str, int] = {}
 
     def iso(self, text: str) -> int | None:
         """Microseconds of an ISO 8601 stamp with `T` or a space; None when it is no time."""
@@ -42,16 +42,16 @@ class Clock:
         tail = text[19:]
         zone = tail.lstrip(".,0123456789")
         fraction = tail[1 : len(tail) - len(zone)]
-        key = text[:16] + zone
-        if key in self._minutes:
-            start = self._minutes[key]
-        else:
-            if len(self._minutes) > 512:  # a log walks through time: only the last minutes matter
-                self._minutes.clear()
-            start = self._minutes[key] = self._minute(text[:10], text[11:16], zone.strip())
+        key = text[:19] + zone
+        start = self._seconds.get(key)
         if start is None:
-            return None
-        return start + int(text[17:19]) * 1_000_000 + int(fraction.ljust(6, "0")[:6] or 0)
+            if len(self._seconds) > 512:  # a log walks through time: only the last seconds matter
+                self._seconds.clear()
+            minute = self._minute(text[:10], text[11:16], zone.strip())
+            if minute is None:
+                return None
+            start = self._seconds[key] = minute + int(text[17:19]) * 1_000_000
+        return start + int((fraction + "000000")[:6])
 
     def _minute(self, day: str, minute: str, zone: str) -> int | None:
         try:
@@ -72,6 +72,18 @@ class Clock:
 
     def month_day(self, month: str, day: str, time: str, year: str | None = None) -> int | None:
         """Microseconds of `Sep`, `22`, `23:46:42[.ffffff]`, the year inferred where there is none."""
+        key = f"{month}{day}{time[:8]}{year}"
+        start = self._seconds.get(key)
+        if start is None:
+            if len(self._seconds) > 512:
+                self._seconds.clear()
+            start = self._month_day(month, day, time[:8], year)
+            if start is None:
+                return None
+            self._seconds[key] = start
+        return start + int((time[9:] + "000000")[:6])
+
+    def _month_day(self, month: str, day: str, time: str, year: str | None) -> int | None:
         try:
             month_number = _MONTHS.index(month.lower()) + 1
         except ValueError:

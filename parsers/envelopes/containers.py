@@ -27,7 +27,7 @@ _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 _COLOUR = r"(?:\x1b\[[0-9;]{0,12}m)*"
 _RESET = r"(?:\x1b\[0?m)?"
 _STERN = re.compile(
-    rf"{_COLOUR}(?:(?P<namespace>{_NAME}){_COLOUR} {_COLOUR})?(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} "
+    rf"{_COLOUR}(?P<namespace>{_NAME}){_COLOUR} {_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} "
 )
 _STERN_SHORT = re.compile(
     rf"{_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} "
@@ -65,6 +65,14 @@ def _stern(pattern: re.Pattern[str], text: str) -> Peeled | None:
     return Peeled(outer, text[found.end() :], shape=f"{found['pod']} {found['container']}")
 
 
+def _stern_short(text: str, clock: Clock) -> Peeled | None:
+    return _stern(_STERN_SHORT, text)
+
+
+def _stern_namespace(text: str, clock: Clock) -> Peeled | None:
+    return _stern(_STERN, text)
+
+
 def _gutter(text: str, clock: Clock) -> Peeled | None:
     found = _GUTTER.match(text)
     if found is None:
@@ -80,21 +88,13 @@ def _bare_gutter(text: str, clock: Clock) -> Peeled | None:
 _DIGITS = frozenset("0123456789")
 _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz")
 _WORD = _DIGITS | _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ\x1b")
+_STERN_STARTS = _LOWER | _DIGITS | {"\x1b"}
 ENVELOPES = (
     Envelope("cri", _DIGITS, _cri),
     Envelope("kubectl-prefix", frozenset("["), _pod),
     Envelope("compose", _WORD, _gutter, weak=True),
     Envelope("gutter", frozenset(" \t|"), _bare_gutter, weak=True),
-    Envelope(
-        "stern",
-        _LOWER | _DIGITS | {"\x1b"},
-        lambda text, clock: _stern(_STERN_SHORT, text),
-        weak=True,
-    ),
-    Envelope(
-        "stern-namespace",
-        _LOWER | _DIGITS | {"\x1b"},
-        lambda text, clock: _stern(_STERN, text),
-        weak=True,
-    ),
+    # the longer form first: its beginning looks like the shorter one
+    Envelope("stern-namespace", _STERN_STARTS, _stern_namespace, weak=True),
+    Envelope("stern", _STERN_STARTS, _stern_short, weak=True),
 )

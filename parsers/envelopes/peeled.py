@@ -33,13 +33,14 @@ class Envelope(NamedTuple):
 
     `starts` holds the first characters that it may have. A `weak` envelope's form alone proves nothing (a
     foreign logger writes its own stamp too): it is taken off only from a vLLM record, or in a stream that
-    is known to wear it.
+    is known to wear it. A `vague` one's form is also the beginning of another's.
     """
 
     name: str
     starts: frozenset[str]
     peel: Callable[[str, Clock], Peeled | None]
     weak: bool = False
+    vague: bool = False
 
 
 _COLOUR = r"(?:\x1b\[[0-9;]*m|\^\[\[[0-9;]*m|\[[0-9;]{1,5}m)?"

@@ -34,17 +34,7 @@ _QUOTE = re.compile(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])")
 
 def _shape(iso: str) -> str:
     """What stays the same in all stamps of one writer: the separator, a fraction or none, the zone's form."""
-    tail = iso[19:]
-    zone = (
-        "Z"
-        if tail.endswith("Z")
-        else "0"
-        if "+" in tail or "-" in tail
-        else "U"
-        if tail.endswith("UTC")
-        else ""
-    )
-    return iso[10] + (tail[0] if tail[:1] in (".", ",") else "") + zone
+    return iso[10] + iso[19:20] + (iso[-1] if iso[-1] in "ZCT" else iso[-3:-2].strip("0123456789"))
 
 
 def _stamp(text: str, clock: Clock) -> Peeled | None:
@@ -114,7 +104,7 @@ ENVELOPES = (
     Envelope("loki", _DIGITS, _logcli),
     Envelope("cloudwatch", _DIGITS, _stream, weak=True),
     Envelope("viewer", _DIGITS, _viewer, weak=True),
-    Envelope("timestamp", _DIGITS, _stamp, weak=True),
+    Envelope("timestamp", _DIGITS, _stamp, weak=True, vague=True),
     Envelope("bracketed-timestamp", frozenset("["), _bracketed, weak=True),
     Envelope("quote", frozenset(">-*\u201c\u2018"), _quote, weak=True),
 )

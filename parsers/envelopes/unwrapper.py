@@ -134,6 +134,9 @@ class Unwrapper:
         """The payload lines that this physical line completes."""
         if self._collector is not None:
             return self._collect(number, text)
+        line = self._as_before(number, text)
+        if line is not None:
+            return [line]
         if _PLAIN.match(text):
             if not text and self._spaced:
                 self._spaced = False
@@ -147,6 +150,25 @@ class Unwrapper:
                 self._collector = collector
                 return self._collect(number, text)
         return self._single(number, text)
+
+    def _as_before(self, number: int, text: str) -> Line | None:
+        """The payload of a line that wears what the line before wore, which is what most lines do."""
+        outer: Outer | None = None
+        for layer in self._layers:
+            last = layer.last
+            if last is None or text[:1] not in last.starts:
+                return None
+            peeled = last.peel(text, self._clock)
+            if peeled is None or not self._is_whole(peeled):
+                return None
+            outer = peeled.outer if outer is None else _merged(outer, peeled.outer)
+            text = peeled.text
+            if _PLAIN.match(text):
+                self._outer, self._indent = outer, peeled.indent
+                return Line(number, text, outer)
+            if last.weak and (last.vague or layer.shape != peeled.shape):
+                return None
+        return None
 
     def wraps(self, text: str) -> bool:
         """Whether a line wears an envelope, or begins or continues an entry of several lines."""
@@ -236,7 +258,11 @@ class Unwrapper:
         first = text[0]
         if last is not None and first in last.starts:
             peeled = last.peel(text, self._clock)
-            if peeled is not None and (not last.weak or _PLAIN.match(peeled.text)):
+            if peeled is not None and (
+                not last.weak
+                or _PLAIN.match(peeled.text)
+                or (not last.vague and layer.shape == peeled.shape)
+            ):
                 layer.shape = peeled.shape
                 return [peeled]
         if first in "{\x1e" or text.startswith(("data: {", "[{")):
