@@ -16,6 +16,8 @@ from .replay import PlainReplay
 from .step_log import StepLog
 from .step_time import StepTime
 from .summary import Summary, summarise
+from .v0_bulk import v0_bulk_possible
+from .v0_fast import V0FastReplay
 from .workload import Request
 
 __all__ = ["ReplayResult", "make_replay", "replay"]
@@ -49,8 +51,10 @@ def make_replay(
     sharing: bool = False,
     keep_steps: bool = False,
     plain: bool = False,
-) -> FastReplay | PlainReplay:
-    """A replay to be fed and advanced: the fast one where it knows the engine, else (V0, a few versions) the plain one.
+) -> FastReplay | V0FastReplay | PlainReplay:
+    """A replay to be fed and advanced: the fast one where it knows the engine, else the plain one.
+
+    The fast ones do not know V0 with prefix caching, priorities, delays or partial prefills, nor a few versions.
 
     Both have `add`, `advance(until_s)`, `observe()`, `fork()`, `run(requests)`, `all_records()`, `finished` and `gaps`.
 
@@ -61,9 +65,11 @@ def make_replay(
         keep_steps: write the log of steps.
         plain: the plain one in any case.
     """
-    if plain or not bulk_possible(config):
-        return PlainReplay(config, step_time, keep_steps)
-    return FastReplay(config, step_time, sharing, keep_steps)
+    if not plain and bulk_possible(config):
+        return FastReplay(config, step_time, sharing, keep_steps)
+    if not plain and v0_bulk_possible(config):
+        return V0FastReplay(config, step_time, sharing, keep_steps)
+    return PlainReplay(config, step_time, keep_steps)
 
 
 def replay(

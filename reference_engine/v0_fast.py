@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .clock import ReplayClock, batch_duration
 from .config import EngineConfig
-from .errors import ConfigError, NoProgressError
+from .errors import ConfigError, NoProgressError, WorkloadError
 from .ledger import (
     BUDGET,
     DECODE,
@@ -66,6 +66,7 @@ class V0FastReplay(ReplayClock[_Batch]):
     Args:
         config: an engine for which `v0_bulk_possible` holds.
         step_time: how long a step takes.
+        sharing: as for V1; it makes no difference here, where nothing is cached.
         keep_steps: write the log of steps.
         on_step: for tests: is called with every decided step, written out in full.
 
@@ -77,6 +78,7 @@ class V0FastReplay(ReplayClock[_Batch]):
         self,
         config: EngineConfig,
         step_time: StepTime,
+        sharing: bool = False,
         keep_steps: bool = False,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
@@ -126,6 +128,8 @@ class V0FastReplay(ReplayClock[_Batch]):
     # ---- entering and leaving ----
 
     def _enter(self, request: Request, arrival: int) -> None:
+        if request.id in self.scheduler.states:
+            raise WorkloadError(f"request id {request.id!r} is there twice")
         record = RequestRecord(request, arrival)
         record.ledger[BUDGET] = self.now - arrival  # a step was under way
         self.records.append(record)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference_engine.config import EngineConfig
 from reference_engine.errors import ConfigError, EngineError, NoProgressError, SchedulerFailedError
 from reference_engine.replay import PlainReplay
+from reference_engine.results import make_replay
 from reference_engine.step_time import LinearStepTime
 from reference_engine.steps import Step
 from reference_engine.v0_bulk import v0_bulk_possible
@@ -159,6 +160,7 @@ def test_a_fork_goes_on_as_the_original_and_leaves_it_alone(
     ("settings", "covered"),
     [
         ({}, True),
+        ({"version": "0.8.5.post1", "enable_chunked_prefill": True}, True),
         ({"preemption_mode": "swap"}, True),
         ({"enable_prefix_caching": True}, False),
         ({"policy": "priority"}, False),
@@ -174,6 +176,7 @@ def test_what_the_fast_replay_covers(settings: dict[str, Any], covered: bool) ->
     base = {"engine": "vllm-v0", "version": "0.8.5", "enable_prefix_caching": False}
     config = EngineConfig(num_blocks=100, **{**base, **settings})
     assert v0_bulk_possible(config) is covered
+    assert isinstance(make_replay(config, CLOCK), V0FastReplay) is covered
     if not covered:
         with pytest.raises(ConfigError):
             V0FastReplay(config, CLOCK)
