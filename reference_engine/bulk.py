@@ -24,6 +24,9 @@ from .v1 import V1Scheduler
 __all__ = ["BulkScheduler", "Chunk", "bulk_possible"]
 
 
+Planned = tuple[FastState, int, int]  # a request outside the bulk, its tokens, its new blocks
+
+
 @dataclass(slots=True)
 class Chunk:
     """A stretch of one request's tokens in a batch, outside the bulk: positions start..end; sampled: a token follows."""
@@ -258,7 +261,7 @@ class BulkScheduler(V1Scheduler):
         self.batch = batch
         for state in sorted(self.phases[batch % self.size], key=_stamp):
             self.pool.grow(state, 1)
-        self._register_members([])
+        self._register([])
 
     def coasted(self, batch: int, free: int) -> None:
         """Uneventful batches have passed: `batch` is the newest, `free` blocks are left."""
@@ -328,7 +331,7 @@ class BulkScheduler(V1Scheduler):
         crossing = self.phases[self.batch % self.size]
         if self.members > self._budget:
             return False
-        plan: list[tuple[FastState, int, int]] = []
+        plan: list[Planned] = []
         need = len(crossing)
         if self.single:
             budget, full_budget = self._plan(plan), self._budget
@@ -339,7 +342,7 @@ class BulkScheduler(V1Scheduler):
         else:
             budget = self._budget - self.members
         if need > self.pool.free:
-            if self.by_priority or self.count_pool is None:
+            if self.by_priority:
                 self._budget = self.config.max_num_batched_tokens
                 return False
             self._walk_short(step, plan, crossing)
@@ -348,7 +351,7 @@ class BulkScheduler(V1Scheduler):
         self._allot(step, plan, crossing)
         return True
 
-    def _plan(self, plan: list[tuple[FastState, int, int]]) -> int:
+    def _plan(self, plan: list[Planned]) -> int:
         """Fill `plan` with (request, tokens, new blocks) of the single ones; returns the budget left, -1 if short."""
         first = self.single[0].stamp
         tail: list[FastState] = []
@@ -375,66 +378,64 @@ class BulkScheduler(V1Scheduler):
             plan.append((state, tokens, self._blocks(state.computed + tokens) - state.held))
         return budget
 
-    def _allot(
-        self, step: Step, plan: list[tuple[FastState, int, int]], crossing: set[FastState]
-    ) -> None:
+    def _allot(self, step: Step, plan: list[Planned], crossing: set[FastState]) -> None:
         """Everybody's blocks are free: hand them out."""
         if self.count_pool is not None:
             self.count_pool.take(len(crossing))
-            for state, tokens, new in plan:
-                self._allot_single(step, state, tokens, new)
-            return
-        growing = [(s.stamp, s, 1) for s in crossing]
-        growing += [(s.stamp, s, new) for s, _tokens, new in plan]
-        growing.sort()
-        for _stamp, state, new in growing:
-            self.pool.grow(state, new)
-        self._register_members(plan)
+            for state, _tokens, new in plan:
+                self.pool.grow(state, new)
+        else:
+            growing = [(s.stamp, s, 1) for s in crossing]
+            growing += [(s.stamp, s, new) for s, _tokens, new in plan]
+            growing.sort()
+            for _stamp, state, new in growing:
+                self.pool.grow(state, new)
         for state, tokens, _new in plan:
             step.scheduled[state.id] = tokens
+        self._register(plan)
 
-    def _register_members(self, plan: list[tuple[FastState, int, int]]) -> None:
-        """Make the blocks findable that become full with this batch (asynchronous: with the token before)."""
-        ahead = 0 if self.lag else 1
-        batch = self.batch
+    def _register(self, plan: list[Planned]) -> None:
+        """Make the blocks findable that become full with this batch (asynchronous: with the token before).
+
+        The members' blocks are only named in a `BlockPool`; else what they registered follows from their position.
+        """
         full = [
-            (s.stamp, s, (s.base + batch - self.lag) // self.size)
-            for s in self.phases[(batch + ahead) % self.size]
-        ]
-        full += [
             (s.stamp, s, min(s.computed + tokens, s.tokens) // self.size)
             for s, tokens, _new in plan
         ]
-        full.sort()
+        if self.block_pool is not None:
+            ahead, batch = 1 - self.lag, self.batch
+            full += [
+                (s.stamp, s, (s.base + batch - self.lag) // self.size)
+                for s in self.phases[(batch + ahead) % self.size]
+            ]
+            full.sort()
         for _stamp, state, blocks in full:
             self.pool.register(state, blocks)
 
-    def _allot_single(self, step: Step, state: FastState, tokens: int, new: int) -> None:
-        if new > 0:
-            self.pool.grow(state, new)
-        self.pool.register(state, min(state.computed + tokens, state.tokens) // self.size)
-        step.scheduled[state.id] = tokens
-
-    def _walk_short(
-        self, step: Step, plan: list[tuple[FastState, int, int]], crossing: set[FastState]
-    ) -> None:
+    def _walk_short(self, step: Step, plan: list[Planned], crossing: set[FastState]) -> None:
         """FCFS with too few blocks: in running order, whoever lacks one evicts from the tail until it fits."""
         wanting = [(s.stamp, s, 0, 1) for s in crossing]
         wanting += [(s.stamp, s, tokens, new) for s, tokens, new in plan]
         wanting.sort()
-        pool = self.count_pool
-        assert pool is not None
         for _stamp, state, tokens, new in wanting:
-            if state.status == "preempted":
-                return
-            while new > pool.free:
-                victim = self._evict_tail(step)
-                if victim is state:
-                    return
+            if state.status == "preempted" or not self._make_room(step, state, new):
+                break
             if tokens:
-                self._allot_single(step, state, tokens, new)
+                self.pool.grow(state, max(new, 0))
+                step.scheduled[state.id] = tokens
+            elif self.count_pool is not None:
+                self.count_pool.take(1)
             else:
-                pool.take(1)
+                self.pool.grow(state, 1)
+        self._register([entry for entry in plan if entry[0].id in step.scheduled])
+
+    def _make_room(self, step: Step, state: FastState, new: int) -> bool:
+        """Evict from the tail until `new` blocks are free; False when the request itself had to go."""
+        while new > self.pool.free:
+            if self._evict_tail(step) is state:
+                return False
+        return True
 
     def _evict_tail(self, step: Step) -> FastState:
         victim: FastState = self.running[-1]  # type: ignore[assignment]
