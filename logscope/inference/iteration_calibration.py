@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from logscope.inference.iteration_clock import Floats
-from reference_engine.step_time import LinearStepTime
+from logscope.inference.step_times import StepCost
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -19,7 +19,7 @@ _TUNING = 1.345  # Huber's constant: 95 % efficient where the noise is normal
 class Calibration:
     """`model` includes the mean time between two steps; `error`: median relative error of single steps, 0..1; `steps` used."""
 
-    model: LinearStepTime
+    model: StepCost
     error: float
     steps: int
 
@@ -27,19 +27,19 @@ class Calibration:
 def calibrate(
     elapsed: Floats, prefill: Floats, decodes: Floats, kv_tokens: Floats, between_s: float
 ) -> Calibration:
-    """Fit base, per prefill token, per decode request and per KV token, none negative, to steps of `elapsed` seconds.
+    """Fit base, per prefill token (and its square), per decode request and per KV token, none negative, to steps of `elapsed` seconds.
 
     Errors count in proportion to a step's length, beyond the usual size only linearly, so that a stalled or a cold step bends nothing.
     """
-    columns = np.column_stack([np.ones(len(elapsed)), prefill, decodes, kv_tokens])
+    columns = np.column_stack([np.ones(len(elapsed)), prefill, decodes, kv_tokens, prefill**2])
     if len(elapsed) < 4:
         mean = float(elapsed.mean()) if len(elapsed) else 0.0
-        return Calibration(LinearStepTime(mean + between_s, 0.0, 0.0, 0.0), 1.0, len(elapsed))
+        return Calibration(StepCost(mean + between_s, 0.0, 0.0, 0.0), 1.0, len(elapsed))
     typical = np.maximum(elapsed, 0.2 * np.median(elapsed))
     scaled = columns / typical[:, None]
     target = elapsed / typical
     weights = np.ones(len(elapsed))
-    found = np.zeros(4)
+    found = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
         root = np.sqrt(weights)
         found = _not_negative(scaled * root[:, None], target * root)
@@ -48,8 +48,8 @@ def calibrate(
         weights = np.minimum(1.0, _TUNING * spread / np.maximum(off, 1e-12))
     predicted = columns @ found
     error = float(np.median(np.abs(predicted - elapsed) / typical))
-    base, per_prefill, per_decode, per_kv = (float(v) for v in found)
-    model = LinearStepTime(max(base + between_s, 0.0), per_prefill, per_decode, per_kv)
+    base, per_prefill, per_decode, per_kv, squared = (float(v) for v in found)
+    model = StepCost(max(base + between_s, 0.0), per_prefill, per_decode, per_kv, squared)
     return Calibration(model, error, len(elapsed))
 
 

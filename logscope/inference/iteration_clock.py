@@ -93,7 +93,7 @@ def arrival_times(
     before that step's start, what came during a step came at any moment of it: the middle, or spread evenly.
     """
     count = len(ends)
-    if len(stamps) and np.nanmean(stamps != np.floor(stamps)) > 0.5:
+    if len(stamps) and np.mean(stamps % 1.0 > 0.0) > 0.5:
         return np.maximum.accumulate(stamps)
     if count == 0:
         return np.where(np.isnan(stamps), 0.0, stamps)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from logscope.inference.iteration_arrivals import Arrivals
 from logscope.inference.iteration_calibration import Calibration, calibrate
 from logscope.inference.iteration_clock import Floats, Ints
-from logscope.inference.iteration_steps import Arrivals, Steps
-from logscope.inference.iteration_track import History, Rules, Track
+from logscope.inference.iteration_history import History, Rules, Track
+from logscope.inference.iteration_load import Load, idle_before, load_of, queues_of
+from logscope.inference.iteration_steps import Steps
 from reference_engine.ledger import (
     BUDGET,
     DECODE,
@@ -30,7 +32,7 @@ from reference_engine.ledger import (
 from reference_engine.step_log import StepLog
 from reference_engine.workload import Request
 
-__all__ = ["Story", "tell"]
+__all__ = ["Story", "stalled_steps", "tell"]
 
 _GAP_NS = 100_000  # gaps between tokens are counted to a tenth of a millisecond
 
@@ -40,7 +42,8 @@ class Story:
     """Everything that the steps tell. Times in nanoseconds from `Story.epoch` (seconds since 1970, the log's clock).
 
     `records`: requests whose arrival is known, in order of admission, then those that were never admitted; `begin`, `end`: the
-    interval of each step, that between two busy steps included; `running`, `waiting`: after each step.
+    interval of each step, that between two busy steps included; `running`, `waiting`: after each step; `delivered`: tokens
+    that it gave; `predicted`: the seconds that it should have taken.
     """
 
     epoch: float
@@ -53,45 +56,30 @@ class Story:
     running: Ints
     waiting: Ints
     finished: Ints
+    delivered: Ints
+    predicted: Floats
     recomputed: int
 
 
-@dataclass(frozen=True)
-class _Load:
-    """Per step: prefill and recompute tokens, decoding requests, KV tokens, requests that recompute, gaps that end there."""
-
-    prefill: Ints
-    decodes: Ints
-    kv_tokens: Floats
-    gaps: Ints
-
-
-class _Counter:
-    """Adds up constants and ramps over ranges of steps."""
-
-    def __init__(self, count: int) -> None:
-        self._level = np.zeros(count + 1)
-        self._slope = np.zeros(count + 1)
-
-    def add(self, first: int, last: int, value: float, slope: float = 0.0) -> None:
-        """`value` at `first`, growing by `slope` a step until `last`."""
-        self._level[first] += value - slope * first
-        self._level[last + 1] -= value - slope * first
-        self._slope[first] += slope
-        self._slope[last + 1] -= slope
-
-    def sums(self) -> Floats:
-        steps = np.arange(len(self._level) - 1)
-        return np.asarray(np.cumsum(self._level)[:-1] + np.cumsum(self._slope)[:-1] * steps)
-
-
 def tell(
-    track: Track, steps: Steps, arrivals: Arrivals, rules: Rules, prompts: Sequence[int]
+    track: Track,
+    steps: Steps,
+    arrivals: Arrivals,
+    rules: Rules,
+    prompts: Sequence[int],
+    cached: int = 0,
+    epoch: float | None = None,
 ) -> Story:
-    """Write the records. `prompts`: each history's prompt length in tokens."""
-    epoch = float(np.floor(min(steps.start[0], np.nanmin(arrivals.time, initial=np.inf))))
-    load = _load(track.histories, steps, rules, prompts)
-    idle = _idle_before(track.histories, len(steps))
+    """Write the records.
+
+    `prompts`: each history's computed prompt tokens, `cached`: those that came from the cache besides; `epoch`: where the
+    records' clock starts.
+    """
+    if epoch is None:
+        epoch = float(np.floor(min(steps.start[0], np.nanmin(arrivals.time, initial=np.inf))))
+    whole = [p + cached for p in prompts]
+    load = load_of(track.histories, steps, rules, whole)
+    idle = idle_before(track.histories, len(steps))
     end = np.round((steps.end - epoch) * 1e9).astype(np.int64)
     end = np.maximum.accumulate(end)
     begin = np.round((steps.start - epoch) * 1e9).astype(np.int64)
@@ -107,108 +95,26 @@ def tell(
         load.kv_tokens,
         max(between, 0.0),
     )
-    writer = _Writer(track, steps, arrivals, rules, prompts, load, calibration, begin, end, epoch)
+    writer = _Writer(
+        track, steps, arrivals, rules, prompts, cached, load, calibration, begin, end, epoch
+    )
     records = writer.records()
-    running, waiting, finished = _queues(track, arrivals, len(steps))
+    running, waiting, finished = queues_of(track, arrivals, len(steps))
     log = _step_log(writer, running, waiting, finished, rules)
     return Story(
-        epoch,
-        records,
-        writer.gaps(),
-        log,
-        calibration,
-        begin,
-        end,
-        running,
-        waiting,
-        finished,
-        sum(r.recomputed for r in records),
-    )
-
-
-def _load(
-    histories: Sequence[History], steps: Steps, rules: Rules, prompts: Sequence[int]
-) -> _Load:
-    count = len(steps)
-    recomputing, kv, gaps = _Counter(count), _Counter(count), _Counter(count)
-    for history, prompt in zip(histories, prompts, strict=True):
-        out = 0
-        for span in history.spans:
-            length = span.last - span.first + 1
-            if span.kind == "decode":
-                kv.add(span.first, span.last, prompt + out, 1.0)
-                gaps.add(span.first, span.last, 1)
-                out += length
-            else:
-                kv.add(span.first, span.last, (prompt + out) / length, (prompt + out) / length)
-                if span.kind == "recompute":
-                    recomputing.add(span.first, span.last, 1)
-                out += 1
-    redo = np.round(recomputing.sums()).astype(np.int64)
-    if rules.resumed_as_context:
-        redo = np.zeros_like(redo)
-    redone = np.minimum(redo, steps.generation)
-    return _Load(
-        prefill=steps.context_tokens + steps.excess + redone,
-        decodes=steps.generation - redone,
-        kv_tokens=np.maximum(kv.sums(), 0.0),
-        gaps=np.round(gaps.sums()).astype(np.int64),
-    )
-
-
-def _last_step(history: History, count: int) -> int:
-    return history.finished if history.finished is not None else count - 1
-
-
-def _idle_before(histories: Sequence[History], count: int) -> npt.NDArray[np.bool_]:
-    """Nobody lived from the step before into this one."""
-    carried = np.zeros(count + 2, dtype=np.int64)
-    for history in histories:
-        if history.spans:
-            carried[history.spans[0].first + 1] += 1
-            carried[_last_step(history, count) + 1] -= 1
-    return np.asarray(np.cumsum(carried)[:count] == 0)
-
-
-def _queues(track: Track, arrivals: Arrivals, count: int) -> tuple[Ints, Ints, Ints]:
-    """Running and waiting requests after each step, and how many finished with it."""
-    running = np.zeros(count + 2, dtype=np.int64)
-    waiting = np.zeros(count + 2, dtype=np.int64)
-    finished = np.zeros(count + 2, dtype=np.int64)
-    admitted = set()
-    for history in track.histories:
-        spans = history.spans
-        if not spans:
-            continue
-        last = _last_step(history, count)
-        if history.finished is not None:
-            finished[last] += 1
-        stops = [*history.evicted, last + (history.finished is None)]
-        first = spans[0].first
-        for stop in stops:
-            running[first] += 1
-            running[max(first, stop)] -= 1
-            again = next((s.first for s in spans if s.first >= stop), None)
-            if stop != stops[-1]:
-                back = again if again is not None else last + 1
-                waiting[stop] += 1
-                waiting[back] -= 1
-                first = back
-        if history.request >= 0:
-            admitted.add(history.request)
-            # what comes during a step is queued when the next one is scheduled
-            came = int(min(arrivals.position[history.request] + 1, spans[0].first))
-            waiting[came] += 1
-            waiting[spans[0].first] -= 1
-    for i in range(len(arrivals)):
-        if i not in admitted:
-            came = int(min(arrivals.position[i] + 1, count))
-            waiting[came] += 1
-            waiting[max(came, int(min(arrivals.gone[i], count + 1)))] -= 1
-    return (
-        np.maximum(np.cumsum(running)[:count], 0),
-        np.maximum(np.cumsum(waiting)[:count], 0),
-        finished[:count],
+        epoch=epoch,
+        records=records,
+        gaps=writer.gaps(),
+        log=log,
+        calibration=calibration,
+        begin=begin,
+        end=end,
+        running=running,
+        waiting=waiting,
+        finished=finished,
+        delivered=load.delivered,
+        predicted=load.seconds(calibration.model),
+        recomputed=sum(r.recomputed for r in records),
     )
 
 
@@ -220,23 +126,24 @@ class _Writer:
         arrivals: Arrivals,
         rules: Rules,
         prompts: Sequence[int],
-        load: _Load,
+        cached: int,
+        load: Load,
         calibration: Calibration,
         begin: Ints,
         end: Ints,
         epoch: float,
     ) -> None:
         self.track, self.steps, self.arrivals, self.rules = track, steps, arrivals, rules
-        self.prompts, self.load, self.begin, self.end, self.epoch = prompts, load, begin, end, epoch
-        model = calibration.model
-        length = end - begin
-        predicted = (
-            model.base_s
-            + model.per_prefill_token_s * load.prefill
-            + model.per_decode_s * load.decodes
-            + model.per_kv_token_s * load.kv_tokens
+        self.prompts, self.cached, self.load = prompts, cached, load
+        self.begin, self.end, self.epoch = begin, end, epoch
+        predicted = load.seconds(calibration.model)
+        usual = np.round(predicted * 1e9).astype(np.int64)
+        self.stall = np.where(stalled_steps(begin, end, predicted), end - begin - usual, 0)
+        length = end - begin - self.stall
+        per_token = (
+            calibration.model.per_prefill + calibration.model.per_prefill_squared * load.prefill
         )
-        self.per_token = model.per_prefill_token_s * length / np.maximum(predicted, 1e-9)
+        self.per_token = per_token * length / np.maximum(predicted, 1e-9)
         disturbed = np.minimum(self.per_token * load.prefill, length)
         self.disturbed = np.concatenate([[0], np.cumsum(np.round(disturbed).astype(np.int64))])
         self.blocked = self._blocked()
@@ -250,7 +157,7 @@ class _Writer:
         seat = (steps.requests >= (rules.seats or np.inf)) & ~evicted
         budget = (steps.tokens >= (rules.budget or np.inf)) & ~evicted & ~seat
         kv = ~(seat | budget)
-        length = np.diff(self.end, prepend=self.begin[:1])
+        length = np.diff(self.end, prepend=self.begin[:1]) - self.stall
         return {
             label: np.concatenate([[0], np.cumsum(np.where(mask, length, 0))])
             for label, mask in ((KV, kv), (SEAT, seat), (BUDGET, budget))
@@ -267,9 +174,8 @@ class _Writer:
         return made + [self._never_admitted(i) for i in left_out]
 
     def _request(self, i: int, prompt: int, output: int, arrival: int) -> Request:
-        return Request(
-            self.arrivals.ids[i], max(prompt, 1), max(output, 1), arrival_s=arrival / 1e9
-        )
+        prompt = max(prompt, 1) + self.cached
+        return Request(self.arrivals.ids[i], prompt, max(output, 1), arrival_s=arrival / 1e9)
 
     def _never_admitted(self, i: int) -> RequestRecord:
         arrival = round((self.arrivals.time[i] - self.epoch) * 1e9)
@@ -285,19 +191,29 @@ class _Writer:
         return record
 
     def _queue(self, record: RequestRecord, arrival: int, first: int, until: int) -> None:
-        """Label the time before the first step: the rest of the step under way, then what kept the head of the queue."""
+        """Label the time before the first step: the rest of the step under way, then what kept the head of the queue.
+
+        By how much a step stalled (a cold start) is nobody's queue: it counts as the way to the request's own prefill.
+        """
         under_way = int(np.searchsorted(self.end, arrival))
-        here = int(self.end[under_way]) if under_way < len(self.end) else until
-        if under_way < len(self.end) and arrival <= self.begin[under_way]:
-            here = int(self.begin[under_way])
-            under_way -= 1
+        here, stall = until, 0
+        if under_way < len(self.end):
+            here, stall = int(self.end[under_way]), int(self.stall[under_way])
+            if arrival <= self.begin[under_way]:
+                here, stall = int(self.begin[under_way]), 0
+                under_way -= 1
         for label, sums in self.blocked.items():
             if first > under_way + 1:
                 record.ledger[label] += int(sums[first] - sums[under_way + 1])
-        record.ledger[BUDGET] += max(0, min(here, until) - arrival)
+        rest = max(0, min(here, until) - arrival)
+        stall = min(stall, rest)
+        if first > under_way + 1:
+            stall += int(self.stall[under_way + 1 : first].sum())
+        record.ledger[BUDGET] += max(0, rest - min(stall, rest))
+        record.ledger[PREFILL] += stall
         off = until - arrival - sum(record.ledger)
         if off < 0:  # an idle stretch inside, or an uncertain arrival
-            for label in (BUDGET, KV, SEAT):
+            for label in (BUDGET, KV, SEAT, PREFILL):
                 taken = min(record.ledger[label], -off)
                 record.ledger[label] -= taken
                 off += taken
@@ -313,6 +229,7 @@ class _Writer:
             outputs = max(outputs, int(self.arrivals.limit[history.request]))
         record = RequestRecord(self._request(history.request, prompt, outputs, arrival), arrival)
         record.started = True
+        record.cached = self.cached
         record.preemptions = len(history.evicted)
         record.output = history.outputs
         self._queue(record, arrival, first, int(self.begin[first]))
@@ -367,6 +284,12 @@ class _Writer:
                     found[gap] = found.get(gap, 0) + 1
                 before = int(self.end[span.last])
         return found
+
+
+def stalled_steps(begin: Ints, end: Ints, predicted: Floats) -> npt.NDArray[np.bool_]:
+    """Single steps that took far longer than what they carried explains, and at least a second more."""
+    off = (end - begin) / 1e9 - predicted
+    return np.asarray(off > np.maximum(1.0, 4.0 * predicted))
 
 
 def _step_log(

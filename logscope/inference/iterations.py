@@ -6,94 +6,166 @@ The steps say what the scheduler did; no replay has to guess it. What comes out 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import numpy as np
 import polars as pl
 
-from logscope.inference.iteration_records import Story, tell
-from logscope.inference.iteration_steps import Arrivals, Steps, read_arrivals, read_steps, timed
-from logscope.inference.iteration_track import Rules, Track, track
+from logscope.inference.iteration_arrivals import Arrivals, guessed, read_arrivals, timed
+from logscope.inference.iteration_clock import Floats, Ints
+from logscope.inference.iteration_history import Rules, Track
+from logscope.inference.iteration_load import queues_of
+from logscope.inference.iteration_records import Story, stalled_steps, tell
+from logscope.inference.iteration_steps import Steps, read_steps
+from logscope.inference.iteration_track import track
+from logscope.inference.observations import Arrival, Observations, observe
+from logscope.inference.posterior import Counts, Ledgers, gap_percentiles, ledgers, pressure_of
+from logscope.inference.step_times import StepCost
+from logscope.inference.workloads import Replayed, Workload
 from logscope.logged_preemptions import Stretch
 from logscope.servers import EngineFacts, engine_config
 from reference_engine.config import EngineConfig
-from reference_engine.results import ReplayResult
-from reference_engine.step_time import LinearStepTime
+from reference_engine.summary import summarise
 from reference_engine.workload import Request
 
 __all__ = ["Reconstruction", "reconstruct"]
 
 _WINDOW_S = 10
 _MARGIN = 0.03  # of the count; the bounds allow for this even where every step is explained
+_WELL = 0.5  # of cost a request: an account that needs no second look
+_BADLY = 3.0  # of cost a request: the rules explain nothing any more
+_FAIR = 0.4
+_COVERED = 0.85
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What the steps of one engine say. Times of `result` are seconds from `epoch` (record's clock, no zone).
+    """What the steps of one engine say. Times are seconds from `observations.epoch`; the fields are those of an `Inference`, and:
 
-    `preemptions`: low, value, high; `evictions`: when each happened; `timeline`: windows with their counts; `result`: records
-    with ledgers, gaps, steps, as a replay gives them; `step_time` with its median relative `step_time_error`; `fit`: running,
-    waiting, kv_usage, generation against the statistics lines (None: nothing to compare); `explained`: share of the changes between steps that the scheduler's rules explain, 0..1;
-    `coverage`: share of the generated tokens of the statistics lines that the steps hold (None: unknown); `workload`: the requests as seen; `known_arrivals`: whether requests could be told apart at all.
+    `cost`: the step time as measured step by step, with the median relative `cost_error` of single steps;
+    `evictions`: when each happened; `explained`: how well the scheduler's rules explain the steps, 0..1; `coverage`: share of the
+    tokens of the statistics lines that the steps hold (None: there are no such lines); `known_arrivals`: whether the log shows when
+    requests came; else they are placed by the numbers of waiting requests.
     """
 
-    epoch: datetime
-    result: ReplayResult
-    preemptions: tuple[float, float, float]
-    evictions: tuple[datetime, ...]
-    timeline: tuple[Stretch, ...]
-    recomputed_tokens: int
-    step_time: LinearStepTime
-    step_time_error: float
+    observations: Observations
+    config: EngineConfig
+    workloads: tuple[Workload, ...]
+    replays: tuple[Replayed, ...]
+    requests: int
     fit: Mapping[str, float | None]
+    cost: StepCost
+    cost_error: float
+    preemptions: Counts
+    pressure: str
+    latency: Mapping[str, Mapping[str, float | None]]
+    ledger: Ledgers
+    evictions: tuple[datetime, ...]
     explained: float
     coverage: float | None
-    workload: tuple[Request, ...]
     known_arrivals: bool
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it should stand instead of an inference from replays."""
+        return self.explained >= _FAIR and (self.coverage is None or self.coverage >= _COVERED)
 
 
 def reconstruct(
-    frames: Mapping[str, pl.DataFrame], facts: EngineFacts, *, seed: int = 0
+    frames: Mapping[str, pl.DataFrame],
+    facts: EngineFacts,
+    *,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
 ) -> Reconstruction | None:
-    """Account for every step of one engine; None where its log has no iteration lines or its sizes are not known.
+    """Account for every step of one engine.
 
-    The account is the same for every `seed`; the parameter is there for the sake of the other levels.
+    Args:
+        frames: the engine's frames.
+        facts: who it is.
+        seed: decides only where nothing in the log does (who finished, without limits and KV usage).
+        progress: is told the share that is done, 0..1.
+
+    Returns:
+        None where there are no iteration lines, or the size of the KV cache is not known.
     """
     config = engine_config(facts)
     frame = frames.get("iteration")
-    if config is None or frame is None or frame.height < 2 or config.engine != "vllm-v1":
+    if config is None or frame is None or config.engine != "vllm-v1":
         return None
     steps = read_steps(frame, config.num_blocks - 1)
     if len(steps) < 2:
         return None
+    stats = frames.get("stats")
     arrivals = read_arrivals(frames, steps)
-    found, rules = _best_track(steps, arrivals, config)
-    arrivals = timed(arrivals, steps, _admitted(found, len(arrivals)))
+    found, rules = _best_track(steps, arrivals, config, _hit_rate(stats), seed, progress)
+    arrivals = _placed(found, arrivals, steps, stats)
     prompts = [max(1, round(h.prompt)) for h in found.histories]
-    story = tell(found, steps, arrivals, rules, prompts)
-    epoch = datetime.fromtimestamp(story.epoch, timezone.utc).replace(tzinfo=None)
-    times = [story.epoch + float(story.begin[k]) / 1e9 for k, _ in found.evictions]
-    redone = _recomputed(found, steps, rules, story)
+    seen = observe(frames)
+    epoch = None if seen is None else seen.epoch.replace(tzinfo=timezone.utc).timestamp()
+    hits = _hits(stats, prompts) if config.enable_prefix_caching else 0
+    story = tell(found, steps, arrivals, rules, prompts, hits, epoch)
+    seen = seen or _observations(story)
+    if progress is not None:
+        progress(1.0)
+    return _answer(found, steps, arrivals, rules, story, seen, stats, config, hits)
+
+
+def _answer(
+    found: Track,
+    steps: Steps,
+    arrivals: Arrivals,
+    rules: Rules,
+    story: Story,
+    seen: Observations,
+    stats: pl.DataFrame | None,
+    config: EngineConfig,
+    hits: int,
+) -> Reconstruction:
+    replayed = Replayed(story.records, story.gaps, story.log)
+    summary = summarise(story.records, story.gaps)
+    ledger = ledgers([replayed])
+    explained = max(0.0, 1.0 - found.cost / max(1.0, _BADLY * len(found.histories)))
+    times = [seen.time(float(story.begin[k]) / 1e9) for k, _ in found.evictions]
+    low, value, high = _bounds(found, len(steps), explained)
+    counts = Counts(low, value, high, _recomputed(found, steps, rules, story), _timeline(times))
+    fit, coverage = _fit(stats, story, steps, config)
+    workload = _workload(story, seen, hits, config)
     return Reconstruction(
-        epoch=epoch,
-        result=ReplayResult(config, story.records, story.gaps, story.log),
-        preemptions=_bounds(found, len(steps)),
-        evictions=tuple(epoch + timedelta(seconds=t - story.epoch) for t in times),
-        timeline=_timeline(times),
-        recomputed_tokens=redone,
-        step_time=story.calibration.model,
-        step_time_error=story.calibration.error,
-        fit=_fit(frames.get("stats"), story, steps, config),
-        explained=max(0.0, 1.0 - found.cost / max(1.0, 3.0 * len(found.histories))),
-        coverage=None,
-        workload=tuple(r.request for r in story.records),
-        known_arrivals=arrivals.known and len(arrivals) > 0,
+        observations=seen,
+        config=replace(config, async_scheduling=False, enable_prefix_caching=hits > 0),
+        workloads=(workload,),
+        replays=(replayed,),
+        requests=len(arrivals),
+        fit=fit,
+        cost=story.calibration.model,
+        cost_error=story.calibration.error,
+        preemptions=counts,
+        pressure=_pressure(seen, counts, ledger, steps, story, rules),
+        latency={
+            "ttft_s": summary.ttft_s,
+            "e2e_s": summary.e2e_s,
+            "itl_s": gap_percentiles([replayed]),
+        },
+        ledger=ledger,
+        evictions=tuple(times),
+        explained=explained,
+        coverage=coverage,
+        known_arrivals=arrivals.known,
     )
 
 
-def _rules(config: EngineConfig) -> Rules:
+def _hit_rate(stats: pl.DataFrame | None) -> float:
+    """The last prefix cache hit rate that the statistics lines show, 0..1."""
+    if stats is None or "prefix_cache_hit_rate_pct" not in stats.columns:
+        return 0.0
+    rates = stats.sort("order")["prefix_cache_hit_rate_pct"].drop_nulls().to_list()
+    return float(rates[-1]) / 100 if rates else 0.0
+
+
+def _rules(config: EngineConfig, hit_rate: float) -> Rules:
     return Rules(
         budget=config.max_num_batched_tokens,
         seats=config.max_num_seqs,
@@ -102,110 +174,209 @@ def _rules(config: EngineConfig) -> Rules:
         threshold=config.long_prefill_token_threshold,
         caching=config.enable_prefix_caching,
         asynchronous=config.async_scheduling,
-        resumed_as_context=False,
-        exact_limits=False,
+        watermark=int((config.watermark or 0.0) * config.num_blocks),
+        shared=config.enable_prefix_caching and hit_rate > 0.05,
     )
 
 
-def _best_track(steps: Steps, arrivals: Arrivals, config: EngineConfig) -> tuple[Track, Rules]:
+def _best_track(
+    steps: Steps,
+    arrivals: Arrivals,
+    config: EngineConfig,
+    hit_rate: float,
+    seed: int,
+    progress: Callable[[float], None] | None,
+) -> tuple[Track, Rules]:
     """The account that goes least against the rules, over what the log leaves open: the model runner, and what ends a request."""
-    first = _rules(config)
-    tried: list[tuple[float, int, Track, Rules]] = []
-    for asynchronous in (first.asynchronous, not first.asynchronous):
-        for exact in (
-            (False, True) if not arrivals.exact.all() and arrivals.limit.any() else (False,)
-        ):
-            for as_context in (False, True):
-                rules = replace(
-                    first,
-                    asynchronous=asynchronous,
-                    exact_limits=exact,
-                    resumed_as_context=as_context,
-                )
-                found = track(steps, arrivals, rules)
-                tried.append((found.cost, len(tried), found, rules))
-                if found.cost < 0.5 * len(found.histories):
-                    return found, rules
-    best = min(tried, key=lambda t: (t[0], t[1]))
-    return best[2], best[3]
+    first = _rules(config, hit_rate)
+    flips = [first.asynchronous]
+    if np.isfinite(steps.used).any():
+        flips.append(not first.asynchronous)
+    bounds = (False, True) if arrivals.limit.any() and not arrivals.exact.all() else (False,)
+    tried: list[tuple[float, int, Rules]] = []
+    ways = [(a, e, c) for a in flips for e in bounds for c in (False, True)]
+    for asynchronous, exact, as_context in ways:
+        rules = replace(
+            first,
+            asynchronous=asynchronous,
+            exact_limits=exact,
+            resumed_as_context=as_context,
+        )
+        quick = track(steps, arrivals, rules, seed, kept=3)
+        tried.append((quick.cost, len(tried), rules))
+        if progress is not None:
+            progress(0.8 * len(tried) / len(ways))
+        if quick.cost < _WELL * len(quick.histories):
+            break
+    best = min(tried)[2]
+    return track(steps, arrivals, best, seed), best
 
 
-def _admitted(found: Track, count: int) -> np.typing.NDArray[np.int64]:
-    admitted = np.full(count, -1, dtype=np.int64)
+def _placed(found: Track, arrivals: Arrivals, steps: Steps, stats: pl.DataFrame | None) -> Arrivals:
+    """The arrivals with their times."""
+    admitted = np.full(len(arrivals), -1, dtype=np.int64)
     for history in found.histories:
         if history.request >= 0 and history.spans:
             admitted[history.request] = history.spans[0].first
-    return admitted
+    if arrivals.known:
+        return timed(arrivals, steps, admitted)
+    admitted = admitted[admitted >= 0]
+    waiting = queues_of(found, arrivals, len(steps))[1]
+    return guessed(arrivals, steps, admitted, waiting, stats)
 
 
-def _bounds(found: Track, count: int) -> tuple[float, float, float]:
-    """Low, value, high: what doubtful steps and missing lines may hide or add, and a small margin."""
-    value = len(found.evictions)
-    blind = found.blind_steps / max(1, count)
-    doubt = found.doubtful
-    margin = max(1.0, _MARGIN * value) if value else 0.0
-    low = max(0.0, value - doubt - margin)
-    high = value + doubt + margin + value * blind
-    return float(np.floor(low)), float(value), float(np.ceil(high))
+def _bounds(found: Track, count: int, explained: float) -> tuple[float, float, float]:
+    """Low, value, high: what other accounts say, what missing lines may hide, and a margin that grows with what the rules do not explain."""
+    value = float(len(found.evictions))
+    margin = max(1.0, (_MARGIN + 0.2 * (1.0 - explained)) * value) if value else 0.0
+    low = max(0.0, min(value, found.low) - margin)
+    high = max(value, found.high) + margin + value * found.blind_steps / max(1, count)
+    return float(np.floor(low)), value, float(np.ceil(high))
 
 
-def _timeline(times: list[float]) -> tuple[Stretch, ...]:
+def _timeline(times: list[datetime]) -> tuple[Stretch, ...]:
     """Windows of ten whole seconds in which somebody was evicted."""
-    counts = Counter(int(t // _WINDOW_S) for t in times)
+    counts = Counter(int(_seconds(t) // _WINDOW_S) for t in times)
     return tuple(
         Stretch(_naive(w * _WINDOW_S), _naive((w + 1) * _WINDOW_S), float(n))
         for w, n in sorted(counts.items())
     )
 
 
+def _seconds(time: datetime) -> float:
+    return time.replace(tzinfo=timezone.utc).timestamp()
+
+
 def _naive(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc).replace(tzinfo=None)
 
 
-def _recomputed(found: Track, steps: Steps, rules: Rules, story: Story) -> int:
+def _recomputed(found: Track, steps: Steps, rules: Rules, story: Story) -> float:
     """The first model runner's excess is exact; prompts that were cut short, and all of the second's, go by lengths."""
     if rules.resumed_as_context:
-        return story.recomputed
-    return int(steps.excess.sum()) + round(sum(h.redone for h in found.histories))
+        return float(story.recomputed)
+    return float(steps.excess.sum() + round(sum(h.redone for h in found.histories)))
+
+
+def _pressure(
+    seen: Observations,
+    counts: Counts,
+    ledger: Ledgers,
+    steps: Steps,
+    story: Story,
+    rules: Rules,
+) -> str:
+    said = pressure_of(seen, counts, ledger.total_s)
+    if said != "none" or seen.windows:
+        return said
+    full = (steps.used >= 0.9 * rules.usable) & (story.waiting > 0)
+    waited = ledger.total_s["queued_for_kv"] > 0.02 * sum(ledger.total_s.values())
+    return "saturated" if bool(full.any()) and waited else "none"
+
+
+def _observations(story: Story) -> Observations:
+    """Where there are no statistics lines: the requests alone."""
+    arrivals = tuple(
+        Arrival(r.arrival / 1e9, r.arrival / 1e9, label=str(r.request.id)) for r in story.records
+    )
+    return Observations(_naive(story.epoch), (), arrivals, "requests", float(story.end[-1]) / 1e9)
+
+
+def _hits(stats: pl.DataFrame | None, prompts: list[int]) -> int:
+    """Tokens of a prompt that the cache held, on the average: the hit rate is over all tokens that were looked up."""
+    rate = _hit_rate(stats)
+    computed = np.mean(prompts or [0])
+    return round(float(rate / max(1.0 - rate, 0.02) * computed)) if rate > 0.02 else 0
+
+
+def _workload(story: Story, seen: Observations, hits: int, config: EngineConfig) -> Workload:
+    """The requests as seen, with the speed of the machine in each window; single steps that stalled stand apart."""
+    length = (story.end - story.begin) / 1e9
+    stalled = stalled_steps(story.begin, story.end, story.predicted)
+    ends = tuple(w.end for w in seen.windows)
+    window = np.searchsorted(np.array(ends), story.begin / 1e9, side="right")
+    speeds, speed = [], 1.0
+    for i in range(len(ends) + 1):
+        inside = (window == i) & ~stalled
+        expected = float(story.predicted[inside].sum())
+        if expected > 0.5:
+            speed = float(np.clip(length[inside].sum() / expected, 0.3, 3.0))
+        speeds.append(speed)
+    stalls = [_stall(story, int(k)) for k in np.flatnonzero(stalled)]
+    # whole blocks, as the cache holds nothing else
+    head = hits // config.block_size * config.block_size
+    requests = sorted(
+        (_sharing(r.request, head) for r in story.records), key=lambda r: (r.arrival_s, str(r.id))
+    )
+    return Workload(tuple(requests), story.calibration.model, ends, tuple(speeds), tuple(stalls))
+
+
+def _stall(story: Story, step: int) -> tuple[float, float]:
+    """Start and end of a step that stalled; it begins with the request that woke an idle engine."""
+    begin = int(story.begin[step])
+    woke = [r.arrival for r in story.records if 0 <= begin - r.arrival < 20_000_000]
+    return min([begin, *woke]) / 1e9, float(story.end[step]) / 1e9
+
+
+def _sharing(request: Request, head: int) -> Request:
+    """A request whose prompt begins with what the cache holds."""
+    if not head or head >= request.prompt_tokens:
+        return request
+    own = request.prompt_tokens - head
+    return replace(request, prompt=(("head", head), (f"own{request.id}", own)))
 
 
 def _fit(
     stats: pl.DataFrame | None, story: Story, steps: Steps, config: EngineConfig
-) -> dict[str, float | None]:
-    """1 - mean absolute error / mean of what the statistics lines say, not under 0."""
+) -> tuple[dict[str, float | None], float | None]:
+    """1 - mean absolute error / mean of what the statistics lines say, not under 0; and the share of their tokens that the steps hold."""
     fit: dict[str, float | None] = dict.fromkeys(("running", "waiting", "kv_usage", "generation"))
     if stats is None or "running" not in stats.columns:
-        return fit
+        return fit, None
     rows = stats.filter(pl.col("running").is_not_null()).sort("order")
     at = np.searchsorted(steps.order, rows["order"].to_numpy()) - 1
+    coverage = _coverage(rows, at, story)
     inside = at >= 0
     if not inside.any():
-        return fit
-    at = at[inside]
-    fit["running"] = _closeness(rows["running"].to_numpy()[inside], story.running[at])
-    fit["waiting"] = _closeness(rows["waiting"].fill_null(0).to_numpy()[inside], story.waiting[at])
-    usage = (
-        rows["gpu_kv_cache_usage_pct"].cast(pl.Float64).fill_null(np.nan).to_numpy()[inside] / 100
-    )
-    mine = steps.used[at] / max(1, config.num_blocks - 1)
-    if np.isfinite(usage).any() and np.isfinite(mine).any():
-        both = np.isfinite(usage) & np.isfinite(mine)
-        fit["kv_usage"] = _closeness(usage[both], mine[both])
-    tokens = rows["generation_throughput"].cast(pl.Float64).to_numpy()[inside]
-    seconds = np.diff(steps.end[at])
-    delivered = np.concatenate([[0], np.cumsum(steps.generation)])
-    said = tokens[1:] * seconds
-    if len(said) and np.isfinite(said).any():
-        fit["generation"] = _closeness(np.nan_to_num(said), np.diff(delivered[at + 1]))
-    return fit
+        return fit, coverage
+    rows, at = rows.filter(pl.Series(inside)), at[inside]
+    fit["running"] = _closeness(_column(rows, "running"), story.running[at].astype(float))
+    fit["waiting"] = _closeness(_column(rows, "waiting"), story.waiting[at].astype(float))
+    usage = _column(rows, "gpu_kv_cache_usage_pct") / 100
+    fit["kv_usage"] = _closeness(usage, steps.used[at] / max(1, config.num_blocks - 1))
+    fit["generation"] = _closeness(*_generated(rows, at, story))
+    return fit, coverage
 
 
-def _closeness(observed: np.typing.ArrayLike, ours: np.typing.ArrayLike) -> float | None:
-    seen, mine = np.asarray(observed, dtype=float), np.asarray(ours, dtype=float)
-    if not len(seen):
+def _generated(rows: pl.DataFrame, at: Ints, story: Story) -> tuple[Floats, Floats]:
+    """Tokens between the statistics lines: as they say, and as the steps gave."""
+    seconds = rows["at"].dt.epoch("us").to_numpy() / 1e6
+    said = _column(rows, "generation_throughput")[1:] * np.diff(seconds)
+    done = np.concatenate([[0], np.cumsum(story.delivered)])
+    return said, np.diff(done[at + 1]).astype(float)
+
+
+def _coverage(rows: pl.DataFrame, at: Ints, story: Story) -> float | None:
+    if rows.height < 2:
         return None
-    mean = np.abs(seen).mean()
-    off = np.abs(seen - mine).mean()
+    said, ours = _generated(rows, at, story)
+    known = ~np.isnan(said)
+    total = float(said[known].sum())
+    return float(np.minimum(said, ours)[known].sum() / total) if total > 0 else None
+
+
+def _column(rows: pl.DataFrame, name: str) -> Floats:
+    if name not in rows.columns:
+        return np.full(rows.height, np.nan)
+    return np.asarray(rows[name].cast(pl.Float64).fill_null(np.nan).to_numpy(), dtype=np.float64)
+
+
+def _closeness(observed: Floats, ours: Floats) -> float | None:
+    known = ~(np.isnan(observed) | np.isnan(ours))
+    if not known.any():
+        return None
+    mean = float(np.abs(observed[known]).mean())
+    off = float(np.abs(observed - ours)[known].mean())
     if mean == 0:
         return 1.0 if off < 0.5 else 0.0
-    return float(max(0.0, 1.0 - off / mean))
+    return max(0.0, 1.0 - off / mean)

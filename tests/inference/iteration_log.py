@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 
 from reference_engine.config import EngineConfig
@@ -82,6 +82,11 @@ def config(**changes: object) -> EngineConfig:
     return EngineConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def limit_of(request: Request, printing: Printing) -> int:
+    """The `max_tokens` of a request: its true length, or with `slack` more."""
+    return max(request.output_tokens, int(request.output_tokens * printing.slack))
+
+
 class _Printer:
     def __init__(self, printing: Printing, config: EngineConfig) -> None:
         self.printing, self.config = printing, config
@@ -99,7 +104,7 @@ class _Printer:
 
     def request(self, time: float, request: Request) -> None:
         if self.printing.requests:
-            limit = max(request.output_tokens, int(request.output_tokens * self.printing.slack))
+            limit = limit_of(request, self.printing)
             self.add(
                 time,
                 "APIServer",
@@ -175,6 +180,7 @@ def write_log(
         printer.request(request.arrival_s, request)
     flight: deque[tuple[int, Step, tuple[int, int, int, int]]] = deque()
     done: dict[str, int] = {}
+    delivered: dict[str, int] = {}
     now, number, next_stats = 0.0, 0, 10.0
     deep = 2 if config.async_scheduling else 1
     usable = config.num_blocks - 1
@@ -182,7 +188,8 @@ def write_log(
         if not scheduler.unfinished and not flight:
             now = max(now, pending[0].arrival_s + 0.0005)
         while pending and pending[0].arrival_s <= now:
-            scheduler.add(pending.popleft())
+            request = pending.popleft()
+            scheduler.add(replace(request, output_tokens=limit_of(request, printing)))
         if scheduler.unfinished:
             step = scheduler.schedule(now)
             for name in step.preempted:
@@ -207,8 +214,11 @@ def write_log(
         now += elapsed
         for name in outcome.tokens:
             truth.first_token.setdefault(str(name), now)
-        for name in outcome.finished:
-            truth.finished[str(name)] = now
+        for name in outcome.tokens:
+            delivered[str(name)] = delivered.get(str(name), 0) + 1
+            if delivered[str(name)] == truth.outputs[str(name)]:  # at its limit, or it stops by itself
+                truth.finished[str(name)] = now
+                scheduler.abort(name)
         usage = 1 - scheduler.pool.free / usable
         printer.step(now, which, counts, elapsed, usage)
         now += OVERHEAD_S
