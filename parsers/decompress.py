@@ -182,9 +182,12 @@ def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
         try:
             block = decoder.feed(raw)
         except errors as error:
-            raise DamagedError(f"damaged {kind} stream", len(raw) + _count(read)) from error
-        if block:
-            yield block
+            reason = f"damaged {kind} stream"
+            if "memory" in str(error).lower():
+                reason = f"the {kind} stream needs too much memory; decompress it first"
+            raise DamagedError(reason, len(raw) + _count(read)) from error
+        for at in range(0, len(block), BLOCK):
+            yield block[at : at + BLOCK]
         if decoder.done:
             raw = _next_member(decoder.rest, read)
             if not raw:

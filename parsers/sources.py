@@ -197,6 +197,9 @@ class Source:
             yield from turned_round(first, pieces)
         except TooLargeError:
             self.loss.problem = "newest first and too large to turn round; sort it oldest first"
+        except OSError as error:  # no space for the temporary file
+            reason = error.strerror or str(error)
+            self.loss.problem = f"newest first and could not be turned round: {reason}"
 
 
 class Sources(list[Source]):

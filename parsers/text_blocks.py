@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from parsers.sources import Loss
 
-__all__ = ["MAX_LINE", "TextBlock", "is_binary", "text_blocks", "transcoded"]
+__all__ = ["MAX_DOCUMENT", "MAX_LINE", "TextBlock", "is_binary", "text_blocks", "transcoded"]
 
 MAX_LINE = 1 << 20
+MAX_DOCUMENT = 1 << 24
 _SAMPLE = 1 << 13
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
 _CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
@@ -65,40 +66,46 @@ def transcoded(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
-    """Cut blocks at line ends; `\\r` before a line feed is dropped, lines over `MAX_LINE` bytes are cut."""
+    """Cut blocks at line ends; `\\r` before a line feed is dropped, too long lines are cut.
+
+    A line may have `MAX_LINE` bytes, one that begins as JSON `MAX_DOCUMENT`: it may hold many entries.
+    """
     number = 1
     pending: list[bytes] = []  # the parts of an unfinished line
     size = 0
+    limit = MAX_LINE
     for block in blocks:
+        if not size:
+            limit = MAX_DOCUMENT if block[:1] in (b"{", b"[") else MAX_LINE
         end = block.rfind(b"\n") + 1
         if end:
-            data = _clean(
-                b"".join((*pending, block[:end])), loss, cut=size + block.find(b"\n") > MAX_LINE
-            )
+            cut = size + block.find(b"\n") > limit
+            data = _clean(b"".join((*pending, block[:end])), loss, limit if cut else 0)
             yield TextBlock(number, data)
             number += data.count(b"\n")
             pending, size = [block[end:]], len(block) - end
-        elif size <= MAX_LINE:
+            limit = MAX_DOCUMENT if block[end : end + 1] in (b"{", b"[") else MAX_LINE
+        elif size <= limit:
             pending.append(block)
             size += len(block)
         else:  # the rest of a line that is already too long: only counted
             loss.bytes += len(block)
     tail = b"".join(pending)
     if tail:
-        yield TextBlock(number, _clean(tail, loss, cut=size > MAX_LINE))
+        yield TextBlock(number, _clean(tail, loss, limit if size > limit else 0))
 
 
-def _clean(data: bytes, loss: Loss, *, cut: bool) -> bytes:
-    """Drop carriage returns at line ends, and cut the first line if it is too long.
+def _clean(data: bytes, loss: Loss, limit: int) -> bytes:
+    """Drop carriage returns at line ends, and cut the first line at `limit` bytes (0: it is not too long).
 
     Only the first line can be longer than a block; one within a block of 1 MiB never is.
     """
-    if cut:
+    if limit:
         end = data.find(b"\n")
         end = len(data) if end < 0 else end
         loss.truncated += 1
-        loss.bytes += end - MAX_LINE
-        data = data[:MAX_LINE] + data[end:]
+        loss.bytes += end - limit
+        data = data[:limit] + data[end:]
     if b"\r" not in data:  # most logs, and the search for one byte is nearly free
         return data
     data = data.replace(b"\r\n", b"\n")

@@ -61,10 +61,8 @@ def unwrapped(
     rest = unwrapper.finish()
     if rest:
         yield rest
-    loss.truncated += unwrapper.blobs
-    if unwrapper.cut:
-        loss.truncated += 1
-        loss.bytes += unwrapper.cut
+    loss.truncated += unwrapper.cut_lines
+    loss.bytes += unwrapper.cut
 
 
 def _rejoined(

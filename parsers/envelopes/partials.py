@@ -5,20 +5,25 @@ from __future__ import annotations
 from parsers.envelopes.peeled import Peeled
 from parsers.lines import Outer
 
-__all__ = ["Partials", "Whole"]
+__all__ = ["MAX_LENGTH", "Partials", "Whole"]
 
-_MAX_LENGTH = 1 << 20
+MAX_LENGTH = 1 << 20
+_MAX_OPEN = 64
 
 Whole = tuple[int, str, Outer]
 _Key = tuple["str | int | None", ...]
 
 
 class Partials:
-    """The unfinished lines, one for each stream of each container or unit; `cut` counts those over 1 MiB."""
+    """The unfinished lines, one for each stream of each container or unit; `cut` counts the characters left out.
+
+    A line is cut at 1 MiB, and of more than 64 unfinished ones the oldest is given up.
+    """
 
     def __init__(self) -> None:
         self._open: dict[_Key, tuple[int, Outer, list[str], int]] = {}
         self.cut = 0
+        self.cut_lines = 0
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -40,15 +45,18 @@ class Partials:
         if begun is None:
             if not peeled.partial:
                 return number, peeled.text, outer
+            if len(self._open) >= _MAX_OPEN:
+                oldest = self._open.pop(next(iter(self._open)))
+                self.cut, self.cut_lines = self.cut + oldest[3], self.cut_lines + 1
             self._open[key] = (number, outer, [peeled.text], len(peeled.text))
             return None
         first, outer, parts, size = begun
-        parts.append(peeled.text)
-        size += len(peeled.text)
-        if size > _MAX_LENGTH:
-            text = "".join(parts)
-            self.cut += size - _MAX_LENGTH
-            parts, size = [text[:_MAX_LENGTH]], _MAX_LENGTH
+        kept = peeled.text[: MAX_LENGTH - size]
+        if len(kept) < len(peeled.text):
+            self.cut_lines += size < MAX_LENGTH
+            self.cut += len(peeled.text) - len(kept)
+        parts.append(kept)
+        size += len(kept)
         if not peeled.partial:
             return first, "".join(parts), outer
         self._open[key] = (first, outer, parts, size)

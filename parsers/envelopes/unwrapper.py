@@ -23,7 +23,7 @@ from itertools import islice
 from parsers.envelopes import containers, stamped, structured, syslog, tables
 from parsers.envelopes.clock import Clock
 from parsers.envelopes.documents import Collector, Verdict, begin
-from parsers.envelopes.partials import Partials
+from parsers.envelopes.partials import MAX_LENGTH, Partials
 from parsers.envelopes.peeled import Envelope, Peeled, looks_like_record
 from parsers.lines import Line, Outer
 
@@ -77,8 +77,9 @@ class Unwrapper:
             str
         ] = ()  # the block in hand, and where in it the line in hand stands
         self._at = 0
+        self._cut = self._cut_lines = 0
         self._spaced = False  # the line before was a server-sent event, an empty line ends it
-        self.blobs = 0  # messages that journalctl left out ("[216B blob data]": not asked with -a)
+        self._blobs = 0
 
     @property
     def busy(self) -> bool:
@@ -87,8 +88,13 @@ class Unwrapper:
 
     @property
     def cut(self) -> int:
-        """Characters left out of joined lines that were too long."""
-        return self._partials.cut
+        """Characters left out of lines that were too long."""
+        return self._cut + self._partials.cut
+
+    @property
+    def cut_lines(self) -> int:
+        """Lines that were cut, and messages that journalctl left out ("[216B blob data]")."""
+        return self._cut_lines + self._partials.cut_lines + self._blobs
 
     def survey(self, sample: Sequence[str]) -> None:
         """Look at some lines of the stream to see which weak envelopes most of them wear."""
@@ -172,7 +178,7 @@ class Unwrapper:
 
     def wraps(self, text: str) -> bool:
         """Whether a line wears an envelope, or begins or continues an entry of several lines."""
-        if self.busy:
+        if self.busy or len(text) > MAX_LENGTH:
             return True
         if _PLAIN.match(text) or text[0] not in _STARTS:
             return False
@@ -215,6 +221,10 @@ class Unwrapper:
             return lines
         if looks_like_record(text):
             self._outer, self._indent = None, 0
+        if len(text) > MAX_LENGTH:  # was let through since it looked like JSON
+            self._cut += len(text) - MAX_LENGTH
+            self._cut_lines += 1
+            text = text[:MAX_LENGTH]
         return [Line(number, text, self._outer)]
 
     def _is_whole(self, peeled: Peeled) -> bool:
@@ -248,7 +258,7 @@ class Unwrapper:
                 for peeled in found:
                     lines += self._emit(number, peeled, outer, depth)
                 return lines
-            self.blobs += text.endswith(" blob data]")
+            self._blobs += text.endswith(" blob data]")
         return [Line(number, text, outer)]
 
     def _find(self, text: str, depth: int) -> list[Peeled]:

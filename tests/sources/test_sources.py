@@ -174,6 +174,19 @@ def test_long_lines(tmp_path: Path) -> None:
     assert source.loss.problem is None
 
 
+def test_a_document_of_json_may_be_longer(tmp_path: Path) -> None:
+    row = '["1778262423906000000","INFO 11-29 23:07:01 [a.py:1] line"]'
+    rows = ",".join([row] * 40_000)
+    answer = f'{{"data":{{"result":[{{"stream":{{"pod":"a"}},"values":[{rows}]}}]}}}}'
+    assert len(answer) > 2 * MAX_LINE
+    source = of(f"{answer}\n{{{'x' * 2 * MAX_LINE}\nlast\n".encode(), tmp_path)
+    lines = list(source.lines())
+    assert [line.number for line in lines] == [1] * 40_000 + [2, 3]
+    assert len(lines[-2].text) == MAX_LINE
+    assert source.loss.truncated == 1
+    assert source.loss.bytes == MAX_LINE + 1
+
+
 def test_holes_of_nuls_before_a_log_that_was_truncated_under_its_writer(tmp_path: Path) -> None:
     source = of(bytes(100_000) + TEXT, tmp_path)
     assert texts(source)[1:] == LINES[1:]
