@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from logscope.drawn_replay import DrawnReplay, of_requests, of_sample
 from logscope.finding import Finding
 from logscope.findings.context import Context
 from logscope.ledger_shares import slow_and_typical
@@ -55,6 +56,7 @@ class ReplayAnswer:
     findings: tuple[Finding, ...] = ()
     last_arrival_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    drawn: DrawnReplay | None = None
 
     @property
     def fair(self) -> bool:
@@ -133,6 +135,7 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
         origin=found.epoch,
         requests_frame=requests,
         steps_frame=found.result.steps(),
+        drawn=of_requests(found.workload, found.result.config, found.step_time),
         seed=seed,
     )
 
@@ -181,6 +184,7 @@ def _from_particles(
         origin=found.observations.epoch,
         requests_frame=found.requests_frame,
         steps_frame=found.steps_frame,
+        drawn=of_sample(found.workloads[0], found.config),
         seed=seed,
     )
 

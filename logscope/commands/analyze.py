@@ -152,12 +152,17 @@ def _report_frames(found: Analysis) -> dict[str, pl.DataFrame]:
     frames = dict(found.data.frames)
     worst = found.worst_result
     if worst is not None and worst.answer is not None:
-        from logscope.report.replay_frames import replay_frames
+        from logscope.drawn_replay import report_frames
 
-        facts, answer = worst.log.facts, worst.answer
-        place = (facts.server, facts.run, facts.engine_index)
-        frames |= replay_frames(
-            answer.requests_frame, answer.steps_frame, (), origin=answer.origin, engine=place
+        answer = worst.answer
+        frames |= report_frames(
+            answer.drawn,
+            answer.requests_frame,
+            answer.steps_frame,
+            answer.spikes,
+            [a.candidate.changes for a in worst.advice],
+            worst.log.facts,
+            answer.origin,
         )
     return frames
 

@@ -22,7 +22,7 @@ from reference_engine.replay import PlainReplay
 from reference_engine.step_log import StepLog
 from reference_engine.workload import Request
 
-__all__ = ["Replayed", "StepFactors", "Workload", "replay_workload"]
+__all__ = ["Replayed", "StepFactors", "Workload", "drive_workload", "replay_workload"]
 
 
 class StepFactors(Protocol):
@@ -115,7 +115,7 @@ def replay_workload(
         if not share.requests:
             continue
         engine = _engine(share, config, keep_steps and replicas == 1)
-        _drive(engine, share)
+        drive_workload(engine, share)
         records += engine.all_records()
         for gap, count in engine.gaps.items():
             gaps[gap] = gaps.get(gap, 0) + count
@@ -147,7 +147,8 @@ def _fitted(requests: Sequence[Request], config: EngineConfig) -> list[Request]:
     return [r for r in requests if r.prompt_tokens < config.max_model_len]
 
 
-def _drive(engine: FastReplay | PlainReplay, workload: Workload) -> None:
+def drive_workload(engine: FastReplay | PlainReplay, workload: Workload) -> None:
+    """Run a workload to its end on an engine, at the speeds of its windows."""
     for request in _fitted(workload.requests, engine.config):
         engine.add(request)
     marks = sorted({*workload.ends, *(t for stall in workload.stalls for t in stall[:1])})

@@ -19,6 +19,9 @@ __all__ = ["gantt", "tail"]
 MAX_LANES = 48
 ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
 ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
+SAMPLE = (
+    "One sample of the inferred load, replayed; the figures of the advice are means over several."
+)
 SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -79,6 +82,7 @@ def tail(
         figure=figure_json(traces, layout, 320),
         table=_percentiles(title, known),
         height=320,
+        notes=(SAMPLE,) if len(known) > 1 else (),
     )
 
 

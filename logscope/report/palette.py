@@ -20,9 +20,9 @@ SERIES = {
 }
 SPIKE = "#c4280b"
 
-# Lost time in colours, the request's own work in greys.
+# Lost time in colours, the request's own work in greys; the same in light and dark, as the page's bars have them, too.
 LEDGER = {
-    "queued_for_kv": "#c4280b",
+    "queued_for_kv": "#d1350f",
     "preempted_wait": "#ee7733",
     "recompute": "#f0b429",
     "queued_for_seat": "#0077bb",
@@ -43,9 +43,5 @@ DARK_TWIN = {
     "#00785a": "#4fcfa6",
     "#946800": "#dfb24c",
     "#c4280b": "#ff7d66",
-    "#0077bb": "#4ba6e3",
-    "#aa4499": "#d583c8",
-    "#66717e": "#8d98a5",
-    "#a9b3be": "#5b6672",
     "#ffffff": "#181b20",
 }

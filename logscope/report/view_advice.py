@@ -22,7 +22,7 @@ MEASURES: tuple[tuple[str, str, Any, bool], ...] = (
     ("itl_s.p99", "ITL p99", seconds, True),
     ("generation_tokens_per_s", "Throughput", rate, False),
     ("preemptions", "Preemptions", count, True),
-    ("recomputed_tokens", "Tokens computed again", count, True),
+    ("recomputed_tokens", "Recomputed", count, True),
 )
 SAME = 0.03  # a change below this is within what two runs of the same thing differ by
 
