@@ -6,12 +6,13 @@ step-time model is asked for each step, so that times are the same to the nanose
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 
 from .clock import batch_duration
 from .step_log import StepLog
-from .step_time import StepTime
+from .step_time import LinearStepTime, StepTime
 
 __all__ = ["Pending", "Stretch", "coast"]
 
@@ -72,17 +73,19 @@ def _coast_single(
     """One batch in flight: a turn is a step."""
     members, demand, size = stretch.members, stretch.demand, len(stretch.demand)
     now, batch, free, kv = stretch.now, stretch.batch, stretch.free, stretch.kv_tokens
+    last_batch, stop, until, allot = stretch.last_batch, stretch.stop, stretch.until, stretch.allot
     begun, first = now, batch
-    while batch < stretch.last_batch and now < stretch.stop:
+    duration_of = _timer(model, members)
+    while batch < last_batch and now < stop:
         need = len(demand[(batch + 1) % size])
         if need > free:
             break
-        duration = batch_duration(model, 0, members, kv + members, members)
-        if now + duration > stretch.until:
+        duration = duration_of(kv + members)
+        if now + duration > until:
             break
         batch += 1
-        if stretch.allot is not None:
-            stretch.allot(batch)
+        if allot is not None:
+            allot(batch)
         kv += members
         free -= need
         gaps[duration] = gaps.get(duration, 0) + members
@@ -108,26 +111,48 @@ def _coast_double(
 ) -> None:
     """Two batches in flight: a turn decides a batch and then waits for the one before it."""
     members, demand, size = stretch.members, stretch.demand, len(stretch.demand)
-    running, waiting = stretch.running, stretch.waiting
-    while stretch.batch < stretch.last_batch and stretch.now < stretch.stop:
-        need = len(demand[(stretch.batch + 1) % size])
-        end = under_way.end
-        if need > stretch.free or end > stretch.until:
+    batch, last_batch, free, kv = stretch.batch, stretch.last_batch, stretch.free, stretch.kv_tokens
+    start, end, tokens = under_way.start, under_way.end, under_way.deliveries
+    kv_before, free_before = under_way.kv_tokens, under_way.free
+    now, last_end, first = stretch.now, stretch.last_end, batch
+    stop, until, allot = stretch.stop, stretch.until, stretch.allot
+    duration_of = _timer(model, members)
+    while batch < last_batch and now < stop and end <= until:
+        need = len(demand[(batch + 1) % size])
+        if need > free:
             break
-        stretch.batch += 1
-        if stretch.allot is not None:
-            stretch.allot(stretch.batch)
-        stretch.kv_tokens += members
-        stretch.free -= need
-        duration = batch_duration(model, 0, members, stretch.kv_tokens, members)
-        gap, tokens = end - stretch.last_end, under_way.deliveries
+        batch += 1
+        if allot is not None:
+            allot(batch)
+        kv += members
+        free -= need
+        gap = end - last_end
         gaps[gap] = gaps.get(gap, 0) + tokens
         if log is not None:
-            row = (under_way.kv_tokens, under_way.free, stretch.free, running, waiting, 0)
-            log.append(under_way.start, end, 0, members, *row, tokens, 0)
-        stretch.elapsed += end - under_way.start
+            row = (0, members, kv_before, free_before, free, stretch.running, stretch.waiting, 0)
+            log.append(start, end, *row, tokens, 0)
+        stretch.elapsed += end - start
         stretch.tokens += tokens
-        stretch.steps += 1
-        stretch.now = stretch.last_end = end
-        under_way = Pending(end, end + duration, members, stretch.kv_tokens, stretch.free)
-    stretch.pending = under_way
+        now = last_end = start = end
+        end += duration_of(kv)
+        tokens, kv_before, free_before = members, kv, free
+    stretch.now, stretch.last_end, stretch.steps = now, last_end, batch - first
+    stretch.batch, stretch.free, stretch.kv_tokens = batch, free, kv
+    stretch.pending = Pending(start, end, tokens, kv_before, free_before)
+
+
+def _timer(model: StepTime, members: int) -> Callable[[int], int]:
+    """The duration (ns) of a step with so many decoding requests, by its KV tokens."""
+    if not isinstance(model, LinearStepTime):
+        return lambda kv: batch_duration(model, 0, members, kv, members)
+    # the sum of LinearStepTime.seconds, in its order, so that it gives the same number
+    fixed = model.base_s + model.per_prefill_token_s * 0 + model.per_decode_s * members
+    slope = model.per_kv_token_s
+
+    def duration(kv: int) -> int:
+        seconds = fixed + slope * kv
+        if not 0.0 <= seconds < math.inf:
+            return batch_duration(model, 0, members, kv, members)  # says what is wrong
+        return round(seconds * 1e9)
+
+    return duration
