@@ -8,6 +8,7 @@ import numpy as np
 
 from logscope.inference.iteration_clock import Floats
 from logscope.inference.step_times import StepCost
+from reference_engine.step_time import LinearStepTime
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -17,9 +18,10 @@ _TUNING = 1.345  # Huber's constant: 95 % efficient where the noise is normal
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`model` includes the mean time between two steps; `error`: median relative error of single steps, 0..1; `steps` used."""
+    """`model` and `linear` (without the square) include the mean time between two steps; `error`: median relative error of single steps, 0..1; `steps` used."""
 
     model: StepCost
+    linear: LinearStepTime
     error: float
     steps: int
 
@@ -33,11 +35,29 @@ def calibrate(
     """
     columns = np.column_stack([np.ones(len(elapsed)), prefill, decodes, kv_tokens, prefill**2])
     if len(elapsed) < 4:
-        mean = float(elapsed.mean()) if len(elapsed) else 0.0
-        return Calibration(StepCost(mean + between_s, 0.0, 0.0, 0.0), 1.0, len(elapsed))
-    typical = np.maximum(elapsed, 0.2 * np.median(elapsed))
-    scaled = columns / typical[:, None]
-    target = elapsed / typical
+        mean = (float(elapsed.mean()) if len(elapsed) else 0.0) + between_s
+        linear = LinearStepTime(mean, 0.0, 0.0, 0.0)
+        return Calibration(StepCost(mean, 0.0, 0.0, 0.0), linear, 1.0, len(elapsed))
+    found = _robust(columns, elapsed)
+    found[0] += between_s
+    linear_found = _robust(columns[:, :4], elapsed)
+    linear_found[0] += between_s
+    off = np.abs(columns @ found - between_s - elapsed)
+    error = float(np.median(off / _scale(elapsed)))
+    return Calibration(
+        StepCost(*found.tolist()), LinearStepTime(*linear_found.tolist()), error, len(elapsed)
+    )
+
+
+def _scale(elapsed: Floats) -> Floats:
+    """What an error is compared with: the step's length, but not that of the shortest."""
+    return np.maximum(elapsed, 0.2 * float(np.median(elapsed)))
+
+
+def _robust(columns: Floats, elapsed: Floats) -> Floats:
+    """Least squares with Huber's weights, coefficients not negative."""
+    scale = _scale(elapsed)
+    scaled, target = columns / scale[:, None], elapsed / scale
     weights = np.ones(len(elapsed))
     found = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
@@ -46,11 +66,7 @@ def calibrate(
         off = np.abs(scaled @ found - target)
         spread = max(1.4826 * float(np.median(off)), 1e-6)
         weights = np.minimum(1.0, _TUNING * spread / np.maximum(off, 1e-12))
-    predicted = columns @ found
-    error = float(np.median(np.abs(predicted - elapsed) / typical))
-    base, per_prefill, per_decode, per_kv, squared = (float(v) for v in found)
-    model = StepCost(max(base + between_s, 0.0), per_prefill, per_decode, per_kv, squared)
-    return Calibration(model, error, len(elapsed))
+    return found
 
 
 def _not_negative(columns: Floats, target: Floats) -> Floats:

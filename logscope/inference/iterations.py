@@ -20,14 +20,12 @@ from logscope.inference.iteration_load import queues_of
 from logscope.inference.iteration_records import Story, stalled_steps, tell
 from logscope.inference.iteration_steps import Steps, read_steps
 from logscope.inference.iteration_track import track
-from logscope.inference.observations import Arrival, Observations, observe
-from logscope.inference.posterior import Counts, Ledgers, gap_percentiles, ledgers, pressure_of
-from logscope.inference.step_times import StepCost
-from logscope.inference.workloads import Replayed, Workload
+from logscope.inference.workloads import Workload
 from logscope.logged_preemptions import Stretch
 from logscope.servers import EngineFacts, engine_config
 from reference_engine.config import EngineConfig
-from reference_engine.summary import summarise
+from reference_engine.results import ReplayResult
+from reference_engine.step_time import LinearStepTime
 from reference_engine.workload import Request
 
 __all__ = ["Reconstruction", "reconstruct"]
@@ -35,37 +33,38 @@ __all__ = ["Reconstruction", "reconstruct"]
 _WINDOW_S = 10
 _MARGIN = 0.03  # of the count; the bounds allow for this even where every step is explained
 _WELL = 0.5  # of cost a request: an account that needs no second look
-_BADLY = 3.0  # of cost a request: the rules explain nothing any more
-_FAIR = 0.4
+_BADLY = 6.0  # of cost a request: the rules explain nothing any more
+_FAIR = 0.7
 _COVERED = 0.85
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What the steps of one engine say. Times are seconds from `observations.epoch`; the fields are those of an `Inference`, and:
+    """What the steps of one engine say. Times of `result`, `workload` and `sample` are seconds from `epoch` (record's clock, no zone).
 
-    `cost`: the step time as measured step by step, with the median relative `cost_error` of single steps;
-    `evictions`: when each happened; `explained`: how well the scheduler's rules explain the steps, 0..1; `coverage`: share of the
-    tokens of the statistics lines that the steps hold (None: there are no such lines); `known_arrivals`: whether the log shows when
-    requests came; else they are placed by the numbers of waiting requests.
+    `result`: records with ledgers, gaps and steps, as a replay gives them; `preemptions`: low, value, high; `evictions`: when each
+    happened; `timeline`: windows with their counts; `step_time`: measured step by step, with its median relative `step_time_error`;
+    `fit`: running, waiting, kv_usage, generation against the statistics lines (None: nothing to compare); `explained`: how well the
+    scheduler's rules explain the steps, 0..1; `coverage`: share of the tokens of the statistics lines that the steps hold (None: no such
+    lines); `known_arrivals`: whether the log shows when requests came, else they are placed by the numbers of waiting ones.
+    `workload`: the requests; `sample`: the same with the machine's speed in each window and its stalls; `config`: what replays them.
     """
 
-    observations: Observations
-    config: EngineConfig
-    workloads: tuple[Workload, ...]
-    replays: tuple[Replayed, ...]
-    requests: int
-    fit: Mapping[str, float | None]
-    cost: StepCost
-    cost_error: float
-    preemptions: Counts
-    pressure: str
-    latency: Mapping[str, Mapping[str, float | None]]
-    ledger: Ledgers
+    epoch: datetime
+    result: ReplayResult
+    preemptions: tuple[float, float, float]
     evictions: tuple[datetime, ...]
+    timeline: tuple[Stretch, ...]
+    recomputed_tokens: int
+    step_time: LinearStepTime
+    step_time_error: float
+    fit: Mapping[str, float | None]
     explained: float
     coverage: float | None
     known_arrivals: bool
+    workload: tuple[Request, ...]
+    sample: Workload
+    config: EngineConfig
 
     @property
     def trusted(self) -> bool:
@@ -103,14 +102,11 @@ def reconstruct(
     found, rules = _best_track(steps, arrivals, config, _hit_rate(stats), seed, progress)
     arrivals = _placed(found, arrivals, steps, stats)
     prompts = [max(1, round(h.prompt)) for h in found.histories]
-    seen = observe(frames)
-    epoch = None if seen is None else seen.epoch.replace(tzinfo=timezone.utc).timestamp()
     hits = _hits(stats, prompts) if config.enable_prefix_caching else 0
-    story = tell(found, steps, arrivals, rules, prompts, hits, epoch)
-    seen = seen or _observations(story)
+    story = tell(found, steps, arrivals, rules, prompts, hits)
     if progress is not None:
         progress(1.0)
-    return _answer(found, steps, arrivals, rules, story, seen, stats, config, hits)
+    return _answer(found, steps, arrivals, rules, story, stats, config, hits)
 
 
 def _answer(
@@ -119,41 +115,31 @@ def _answer(
     arrivals: Arrivals,
     rules: Rules,
     story: Story,
-    seen: Observations,
     stats: pl.DataFrame | None,
     config: EngineConfig,
     hits: int,
 ) -> Reconstruction:
-    replayed = Replayed(story.records, story.gaps, story.log)
-    summary = summarise(story.records, story.gaps)
-    ledger = ledgers([replayed])
     explained = max(0.0, 1.0 - found.cost / max(1.0, _BADLY * len(found.histories)))
-    times = [seen.time(float(story.begin[k]) / 1e9) for k, _ in found.evictions]
-    low, value, high = _bounds(found, len(steps), explained)
-    counts = Counts(low, value, high, _recomputed(found, steps, rules, story), _timeline(times))
+    times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k, _ in found.evictions]
     fit, coverage = _fit(stats, story, steps, config)
-    workload = _workload(story, seen, hits, config)
+    sample = _sample(story, hits, config)
+    result = ReplayResult(config, story.records, story.gaps, story.log)
     return Reconstruction(
-        observations=seen,
-        config=replace(config, async_scheduling=False, enable_prefix_caching=hits > 0),
-        workloads=(workload,),
-        replays=(replayed,),
-        requests=len(arrivals),
-        fit=fit,
-        cost=story.calibration.model,
-        cost_error=story.calibration.error,
-        preemptions=counts,
-        pressure=_pressure(seen, counts, ledger, steps, story, rules),
-        latency={
-            "ttft_s": summary.ttft_s,
-            "e2e_s": summary.e2e_s,
-            "itl_s": gap_percentiles([replayed]),
-        },
-        ledger=ledger,
+        epoch=_naive(story.epoch),
+        result=result,
+        preemptions=_bounds(found, len(steps), explained),
         evictions=tuple(times),
+        timeline=_timeline(times),
+        recomputed_tokens=_recomputed(found, steps, rules, story),
+        step_time=story.calibration.linear,
+        step_time_error=story.calibration.error,
+        fit=fit,
         explained=explained,
         coverage=coverage,
         known_arrivals=arrivals.known,
+        workload=sample.requests,
+        sample=sample,
+        config=replace(config, async_scheduling=False, enable_prefix_caching=hits > 0),
     )
 
 
@@ -251,35 +237,11 @@ def _naive(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc).replace(tzinfo=None)
 
 
-def _recomputed(found: Track, steps: Steps, rules: Rules, story: Story) -> float:
+def _recomputed(found: Track, steps: Steps, rules: Rules, story: Story) -> int:
     """The first model runner's excess is exact; prompts that were cut short, and all of the second's, go by lengths."""
     if rules.resumed_as_context:
-        return float(story.recomputed)
-    return float(steps.excess.sum() + round(sum(h.redone for h in found.histories)))
-
-
-def _pressure(
-    seen: Observations,
-    counts: Counts,
-    ledger: Ledgers,
-    steps: Steps,
-    story: Story,
-    rules: Rules,
-) -> str:
-    said = pressure_of(seen, counts, ledger.total_s)
-    if said != "none" or seen.windows:
-        return said
-    full = (steps.used >= 0.9 * rules.usable) & (story.waiting > 0)
-    waited = ledger.total_s["queued_for_kv"] > 0.02 * sum(ledger.total_s.values())
-    return "saturated" if bool(full.any()) and waited else "none"
-
-
-def _observations(story: Story) -> Observations:
-    """Where there are no statistics lines: the requests alone."""
-    arrivals = tuple(
-        Arrival(r.arrival / 1e9, r.arrival / 1e9, label=str(r.request.id)) for r in story.records
-    )
-    return Observations(_naive(story.epoch), (), arrivals, "requests", float(story.end[-1]) / 1e9)
+        return story.recomputed
+    return int(steps.excess.sum()) + round(sum(h.redone for h in found.histories))
 
 
 def _hits(stats: pl.DataFrame | None, prompts: list[int]) -> int:
@@ -289,11 +251,11 @@ def _hits(stats: pl.DataFrame | None, prompts: list[int]) -> int:
     return round(float(rate / max(1.0 - rate, 0.02) * computed)) if rate > 0.02 else 0
 
 
-def _workload(story: Story, seen: Observations, hits: int, config: EngineConfig) -> Workload:
+def _sample(story: Story, hits: int, config: EngineConfig) -> Workload:
     """The requests as seen, with the speed of the machine in each window; single steps that stalled stand apart."""
     length = (story.end - story.begin) / 1e9
     stalled = stalled_steps(story.begin, story.end, story.predicted)
-    ends = tuple(w.end for w in seen.windows)
+    ends = tuple(np.arange(_WINDOW_S, float(story.end[-1]) / 1e9, _WINDOW_S).tolist())
     window = np.searchsorted(np.array(ends), story.begin / 1e9, side="right")
     speeds, speed = [], 1.0
     for i in range(len(ends) + 1):
