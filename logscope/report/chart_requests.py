@@ -68,6 +68,7 @@ def tail(
         )
     layout = {
         "hovermode": "closest",
+        "margin": {"l": 48, "r": 12, "t": 8, "b": 48},
         "xaxis": {"title": {"text": "seconds", "font": {"size": 12}}, "rangemode": "tozero"},
         "yaxis": {
             "type": "log",
@@ -137,7 +138,10 @@ def gantt(
     if shown.is_empty():
         return None
     ids = shown["id"].to_list()
-    traces = _lane_bars(inside.filter(pl.col("id").is_in(ids)), ids, first, last)
+    lanes = inside.filter(pl.col("id").is_in(ids))
+    earliest, latest = lanes.select(pl.col("start").min(), pl.col("end").max()).row(0)
+    first, last = max(first, earliest), min(last, latest)
+    traces = _lane_bars(lanes, ids, first, last)
     height = 90 + 15 * len(ids)
     layout = {
         "barmode": "overlay",

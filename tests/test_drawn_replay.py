@@ -1,0 +1,79 @@
+"""A part of a replay, replayed once more to be drawn: it goes as the whole one went."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from logscope import drawn_replay
+from logscope.drawn_replay import of_requests, of_sample, since_idle
+from logscope.inference.step_times import StepCost
+from logscope.inference.workloads import Workload
+from logscope.scenario import Scenario
+from reference_engine.config import EngineConfig
+from reference_engine.results import replay
+from reference_engine.step_time import LinearStepTime
+from reference_engine.workload import Request
+
+CONFIG = EngineConfig(num_blocks=60, block_size=16, max_num_seqs=8, enable_prefix_caching=False)
+STEP = LinearStepTime(0.02, 1e-4, 1e-3, 1e-6)
+# Three bursts, an idle minute between each and the next.
+LOAD = tuple(
+    Request(10 * burst + i, prompt_tokens=80, output_tokens=100, arrival_s=60.0 * burst + 0.1 * i)
+    for burst in range(3)
+    for i in range(10)
+)
+
+
+@pytest.fixture(scope="module")
+def whole() -> pl.DataFrame:
+    return replay(CONFIG, LOAD, STEP).requests()
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "first", "last"),
+    [(61, 70, 10, 19), (60, 60.45, 10, 14), (62, 121, 10, 29), (0, 1, 0, 9), (50, 59, 0, 9)],
+)
+def test_a_part_begins_where_the_engine_was_empty(
+    start: float, end: float, first: int, last: int, whole: pl.DataFrame
+) -> None:
+    chosen = since_idle(whole, start, end)
+    assert chosen == {str(i) for i in range(first, last + 1)}
+
+
+def test_of_too_many_the_latest_are_kept(
+    whole: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn_replay, "MAX_TOKENS", 350)
+    assert since_idle(whole, 61, 70) == {"17", "18", "19"}
+
+
+def test_the_part_goes_as_the_whole_went(whole: pl.DataFrame) -> None:
+    chosen = since_idle(whole, 61, 70)
+    phases = of_requests(LOAD, CONFIG, STEP).lanes(chosen)
+    rows = {row["request_id"]: row for row in whole.iter_rows(named=True)}
+    assert {str(p.request_id) for p in phases} == chosen
+    for request in chosen:
+        lane = [p for p in phases if str(p.request_id) == request]
+        assert lane[0].start_s == pytest.approx(rows[request]["arrival_s"])
+        assert max(p.end_s for p in lane) == pytest.approx(rows[request]["end_s"])
+        preempted = sum(p.name == "preempted" for p in lane)
+        assert preempted == rows[request]["preemptions"]
+    assert any(p.name == "recompute" for p in phases)
+
+
+def test_a_sampled_workload_is_drawn_like_plain_requests(whole: pl.DataFrame) -> None:
+    cost = StepCost(STEP.base_s, STEP.per_prefill_token_s, STEP.per_decode_s, STEP.per_kv_token_s)
+    drawn = of_sample(Workload(LOAD, cost), CONFIG)
+    plain = of_requests(LOAD, CONFIG, STEP)
+    ids = since_idle(whole, 61, 70)
+    assert len(drawn.lanes(ids)) == len(plain.lanes(ids))
+
+
+@pytest.mark.parametrize("seats", [2, 8])
+def test_latencies_under_a_scenario_are_those_of_its_replay(seats: int) -> None:
+    config = EngineConfig(
+        num_blocks=60, block_size=16, max_num_seqs=seats, enable_prefix_caching=False
+    )
+    found = of_requests(LOAD, CONFIG, STEP).latencies(Scenario(config, {"max_num_seqs": seats}))
+    assert found["e2e_s"].to_list() == replay(config, LOAD, STEP).requests()["e2e_s"].to_list()
