@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import polars as pl
 
 from logscope.errors import LogscopeError
+from logscope.ledger_shares import LABELS, slow_and_typical
 from reference_engine.engines import make_scheduler
 from reference_engine.errors import ConfigError, NoProgressError, SchedulerFailedError
-from reference_engine.ledger import LABELS
 from reference_engine.loop import drive
 from reference_engine.perfetto import write_trace
 from reference_engine.recording import RecordedReplay
@@ -27,8 +27,17 @@ from reference_engine.setup import Setup, nominal_clock, nominal_setup, setup_fr
 from reference_engine.step_files import step_file_name, write_steps
 from reference_engine.step_time import LinearStepTime, StepTime
 from reference_engine.traces import Workload, read_workload
+from reference_engine.workload import Request
 
-__all__ = ["Job", "JobResult", "open_job", "read_config", "result_object", "run_job"]
+__all__ = [
+    "Job",
+    "JobResult",
+    "changed_job",
+    "open_job",
+    "read_config",
+    "result_object",
+    "run_job",
+]
 
 _NOMINAL = "an 8-billion-parameter model in bf16 on one H100"
 # One second a step: times of a workload that arrives by steps are then step numbers.
@@ -90,6 +99,37 @@ def open_job(path: Path, given: Setup | None) -> Job:
         clock = nominal_clock(setup.config.async_scheduling)
         notes.append(f"no clock (step_time, or hardware and model): step times of {_NOMINAL}")
     return Job(workload, setup, clock, tuple(notes))
+
+
+def changed_job(job: Job, changes: Mapping[str, Any]) -> Job:
+    """The job under settings of `--set`: those of the scheduler, and `arrival_scale` (2 = twice the load).
+
+    Raises `LogscopeError` for a setting whose effect a workload file alone does not tell.
+    """
+    engine_fields = {field.name for field in fields(job.setup.config)}
+    workload = job.workload
+    settings = {}
+    for key, value in changes.items():
+        if key in engine_fields:
+            settings[key] = value
+        elif key == "arrival_scale":
+            requests = tuple(_sooner(request, float(value)) for request in workload.requests)
+            workload = replace(workload, requests=requests)
+        else:
+            raise LogscopeError(
+                f"--set {key}: what it changes depends on hardware and model; give them in --config instead"
+            )
+    setup = replace(job.setup, config=replace(job.setup.config, **settings))
+    return replace(job, setup=setup, workload=workload)
+
+
+def _sooner(request: Request, scale: float) -> Request:
+    abort = request.abort_s
+    return replace(
+        request,
+        arrival_s=request.arrival_s / scale,
+        abort_s=None if abort is None else request.arrival_s / scale + (abort - request.arrival_s),
+    )
 
 
 def run_job(job: Job, steps_dir: Path | None = None, trace: Path | None = None) -> JobResult:
@@ -203,25 +243,11 @@ def result_object(result: JobResult) -> dict[str, Any]:
     }
 
 
-def _ledger(requests: pl.DataFrame) -> dict[str, Mapping[str, float | None]]:
-    """Totals over all requests, and the means of the slow and of the typical finished ones (by delay)."""
-    done = requests.filter(pl.col("status") == "finished").with_columns(
-        delay=pl.col("e2e_s") - pl.col("prefill") - pl.col("decode")
-    )
-    low, high, slow = (
-        done["delay"].quantile(share, interpolation="linear") for share in (0.4, 0.6, 0.95)
-    )
-    # Sums of the parts differ from each other by rounding: equal delays must fall on the same side.
-    hair = 1e-9
-    typical = done.filter(pl.col("delay").is_between((low or 0.0) - hair, (high or 0.0) + hair))
-    slowest = done.filter(pl.col("delay") >= (slow or 0.0) - hair)
-    return {
-        "total_s": {label: float(requests[label].sum()) for label in LABELS},
-        "slow_s": {label: _mean(slowest, label) for label in LABELS},
-        "typical_s": {label: _mean(typical, label) for label in LABELS},
-    }
-
-
-def _mean(frame: pl.DataFrame, label: str) -> float | None:
-    value = frame[label].mean()
-    return float(value) if isinstance(value, (int, float)) else None
+def _ledger(requests: pl.DataFrame) -> dict[str, Any]:
+    """Totals over all requests, and the means of the slow and of the typical ones (null where nothing finished)."""
+    found: dict[str, Any] = dict(slow_and_typical(requests))
+    if not found:
+        nothing = dict.fromkeys(LABELS)
+        totals = {label: float(requests[label].sum()) for label in LABELS}
+        found = {"total_s": totals, "slow_s": nothing, "typical_s": nothing}
+    return found

@@ -221,6 +221,35 @@ def test_hardware_and_model_stand_in_for_coefficients(tmp_path: Path, crowd: Pat
     assert medians[1] < 0.7 * medians[0]
 
 
+def test_settings_and_load_can_be_changed(config: Path, crowd: Path) -> None:
+    base = result_of(crowd, "--config", config)
+    seats = result_of(crowd, "--config", config, "--set", "max_num_seqs=2")
+    assert base["preemptions"] > 0
+    assert seats["preemptions"] == 0
+    assert seats["ledger"]["total_s"]["queued_for_seat"] > 0
+    slower = result_of(crowd, "--config", config, "--set", "arrival_scale=0.001")
+    assert slower["duration_s"] > 90
+    assert slower["ledger"]["total_s"]["queued_for_kv"] == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("colour=red", "unknown setting"),
+        ("max_num_seqs=many", "is a number"),
+        ("tensor_parallel_size=2", "give them in --config"),
+        ("replicas=2", "give them in --config"),
+    ],
+)
+def test_a_setting_that_cannot_be_changed(
+    config: Path, crowd: Path, setting: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["replay", str(crowd), "--config", str(config), "--set", setting])
+    assert end.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_results_are_readable_without_json(config: Path, crowd: Path) -> None:
     run = invoke(crowd, "--config", config)
     assert "10 of 10 requests finished in" in run.stdout

@@ -29,6 +29,13 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     help="Engine and clock as JSON; replaces what a workload file says itself.",
 )
 @click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting of the scheduler, or arrival_scale=2 for twice the load.",
+)
+@click.option(
     "--steps-dir",
     type=_FOLDER,
     metavar="DIR",
@@ -50,6 +57,7 @@ def command(
     ctx: click.Context,
     workloads: tuple[Path, ...],
     config_file: Path | None,
+    settings: tuple[str, ...],
     steps_dir: Path | None,
     json_target: str | None,
     frames: Path | None,
@@ -67,17 +75,22 @@ def command(
     Example:
       logscope replay requests.jsonl --config engine.json --trace replay.json
     """
-    from logscope.workload_replay import open_job, read_config, run_job
+    from logscope.configuration import SettingError, parse_settings
+    from logscope.workload_replay import changed_job, open_job, read_config, run_job
     from reference_engine.errors import EngineError
 
     if trace is not None and len(workloads) > 1:
         raise LogscopeError("--trace shows one workload: name a single file")
+    try:
+        changes = parse_settings(settings, scenario=True)
+    except SettingError as error:
+        raise click.UsageError(str(error)) from None
     given = read_config(config_file) if config_file is not None else None
     results = []
     failed = False
     for path in workloads:
         try:
-            result = run_job(open_job(path, given), steps_dir, trace)
+            result = run_job(changed_job(open_job(path, given), changes), steps_dir, trace)
         except EngineError as error:
             failed = True
             click.echo(f"logscope: {_named(path, error)}", err=True)
