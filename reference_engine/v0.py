@@ -134,7 +134,9 @@ class V0Scheduler:
 
     def _schedule_chunked(self, turn: Turn) -> None:
         """Decodes and running prefills, then the swapped, then new prefills, even in a step that evicted."""
-        self._share_budget(turn)
+        if self.partial_prefills > 1:
+            queues = (self.running, self.waiting)
+            turn.share_budget(*queues, self.partial_prefills, self.long_prefill)
         self._run(turn)
         if not turn.evicted:
             self._swap_in(turn)
@@ -151,26 +153,6 @@ class V0Scheduler:
         else:
             self.running.extend(back + walked + new)
         self.swapped.extend(turn.swapped_out)
-
-    def _share_budget(self, turn: Turn) -> None:
-        """Split the budget evenly over the partial prefills of this step, running or waiting ones."""
-        if self.partial_prefills == 1:
-            return
-        prefills = long_waiting = 0
-        for state in self.running:
-            if state.in_prefill:
-                prefills += 1
-                turn.long_prefills += state.uncomputed > self.long_prefill
-        for state in self.waiting:
-            if prefills >= self.partial_prefills:
-                break
-            if state.uncomputed > self.long_prefill:
-                if turn.long_prefills + long_waiting >= self.config.max_long_partial_prefills:
-                    continue
-                long_waiting += 1
-            prefills += 1
-        share = max(1, min(prefills, self.partial_prefills))
-        turn.share = self.config.max_num_batched_tokens // share
 
     def _new_tokens(self, state: V0State) -> tuple[int, int]:
         """(uncached, cached) tokens that a request wants next."""
@@ -250,7 +232,7 @@ class V0Scheduler:
             state = self.swapped[0]
             room = self.memory.room_to_return(state)
             if room == "never":
-                turn.ignored.append(self.swapped.popleft())
+                turn.given_up.append(self.swapped.popleft())
                 continue
             if room == "later":
                 break
@@ -365,7 +347,7 @@ class V0Scheduler:
         """After the decisions: blocks count as computed, ignored requests are forgotten."""
         if step.scheduled:
             self.memory.gpu.mark_computed()
-        for state in turn.ignored:
+        for state in turn.dropped():
             state.status = "finished"
             del self.states[state.id]
         if self.waiting:

@@ -21,6 +21,10 @@ STALE_ENTRIES = (
 )
 
 
+_Entry = tuple[float, int, int, int, int]
+"""(last access, -depth, block, -running count, content): the evictor's order; of one block the newest entry counts."""
+
+
 class V0Pool(Protocol):
     """The blocks of one device."""
 
@@ -136,8 +140,9 @@ class CachingPool:
         self._accessed = [NEVER_ACCESSED] * total
         self._computed = [False] * total
         self._touched: set[int] = set()
-        self._unused: dict[int, tuple[float, int]] = {}
-        self._heap: list[tuple[float, int, int, int]] = []
+        self._unused: dict[int, tuple[float, int, int]] = {}
+        self._heap: list[_Entry] = []
+        self._entries = 0
 
     @property
     def free(self) -> int:
@@ -208,7 +213,7 @@ class CachingPool:
         self._touched.clear()
 
     def copy(self) -> CachingPool:
-        """An independent copy; the numbering of contents is shared, it only grows."""
+        """An independent copy."""
         new = CachingPool(0, self.contents)
         for name, value in vars(self).items():
             copied = value.copy() if isinstance(value, (list, dict, set)) else value
@@ -263,15 +268,20 @@ class CachingPool:
         if number is None:
             self._plain.append(block)
             return
-        self._unused[block] = (accessed, depth)
-        heappush(self._heap, (accessed, -depth, block, number))
+        self._unused[block] = (accessed, depth, number)
+        self._entries += 1
+        heappush(self._heap, self._entry(block, self._entries))
         if len(self._heap) > STALE_ENTRIES * len(self._unused):
-            self._heap = [(t, -d, b, self._hash[b] or 0) for b, (t, d) in self._unused.items()]
+            self._heap = [self._entry(block, self._entries) for block in self._unused]
             heapify(self._heap)
+
+    def _entry(self, block: int, count: int) -> _Entry:
+        accessed, depth, number = self._unused[block]
+        return (accessed, -depth, block, -count, number)
 
     def _evict(self) -> int:
         while self._heap:
-            accessed, _depth, block, number = heappop(self._heap)
+            accessed, _depth, block, _count, number = heappop(self._heap)
             if block not in self._unused or self._unused[block][0] != accessed:
                 continue  # left over from an earlier stay among the unused
             if self._hash[block] != number:

@@ -133,7 +133,7 @@ class V0BulkScheduler(V0Scheduler):
         turn = self._decide(now)
         step = turn.step()
         self._close(turn, step)
-        self.dropped = turn.ignored  # type: ignore[assignment]
+        self.dropped = turn.dropped()  # type: ignore[assignment]
         return step
 
     def fork(self) -> V0BulkScheduler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .config import EngineConfig
@@ -34,7 +35,8 @@ class Turn:
     where several partial prefills divide the budget (None: no limit), `long_prefills` the long ones among them;
     `whole_blocks`: chunks are rounded down to whole blocks.
     `forced` and `forced_out` are victims of the priority policy (recomputed, swapped out), `preempted` and
-    `swapped_out` those of a block shortage. `blocked` is why admission stopped.
+    `swapped_out` those of a block shortage. `ignored` are prompts and `given_up` swapped requests that can never run.
+    `blocked` is why admission stopped.
     """
 
     config: EngineConfig
@@ -55,12 +57,17 @@ class Turn:
     preempted: list[V0State] = field(default_factory=list)
     swapped_out: list[V0State] = field(default_factory=list)
     ignored: list[V0State] = field(default_factory=list)
+    given_up: list[V0State] = field(default_factory=list)
     blocked: str | None = None
 
     @property
     def evicted(self) -> bool:
         """A block shortage has taken a running request's place."""
         return bool(self.preempted or self.swapped_out)
+
+    def dropped(self) -> list[V0State]:
+        """All that will never run."""
+        return self.ignored + self.given_up
 
     def chunk(self, wanted: int) -> int:
         """What of `wanted` fits into the budget, also for decodes."""
@@ -69,6 +76,32 @@ class Turn:
         if self.whole_blocks:
             left = min(left, share) // self.config.block_size * self.config.block_size
         return min(wanted, left, share)
+
+    def share_budget(
+        self, running: Iterable[V0State], waiting: Iterable[V0State], most: int, long: int
+    ) -> None:
+        """Split the budget evenly over the partial prefills of this step, running or waiting ones.
+
+        Args:
+            running: the running queue.
+            waiting: the waiting queue.
+            most: `max_num_partial_prefills`.
+            long: tokens beyond which a prompt is long; only so many long ones count.
+        """
+        prefills = long_waiting = 0
+        for state in running:
+            if state.in_prefill:
+                prefills += 1
+                self.long_prefills += state.uncomputed > long
+        for state in waiting:
+            if prefills >= most:
+                break
+            if state.uncomputed > long:
+                if self.long_prefills + long_waiting >= self.config.max_long_partial_prefills:
+                    continue
+                long_waiting += 1
+            prefills += 1
+        self.share = self.config.max_num_batched_tokens // max(1, min(prefills, most))
 
     def affords(self, tokens: int) -> bool:
         """A seat and the budget for `tokens` (at least one) are left."""
@@ -81,7 +114,7 @@ class Turn:
             preempted=[state.id for state in self.forced + self.preempted],
             swapped_out=[state.id for state in self.forced_out + self.swapped_out],
             swapped_in=[state.id for state in self.swapped_in],
-            ignored=[state.id for state in self.ignored],
+            ignored=[state.id for state in self.dropped()],
         )
         for state, _tokens in self.prefills:
             (step.resumed if state.admitted else step.new).append(state.id)
