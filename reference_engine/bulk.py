@@ -8,17 +8,17 @@ walks them as `V1Scheduler` does, so that decisions are the plain scheduler's in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import cast
 
-from .blocks import BlockPool, Contents, CountedPool, Pool
+from .blocks import BlockPool, Pool
 from .config import EngineConfig
+from .fast_batch import Chunk
+from .fast_cover import bulk_possible, fast_pool
 from .fast_state import FastState
 from .ledger import RequestRecord
-from .owned_pool import OwnedPool
-from .profile import profile_of
 from .state import RequestState
-from .steps import Step
+from .steps import RequestId, Step
 from .v1 import V1Scheduler
 
 __all__ = ["BulkScheduler", "Chunk", "bulk_possible"]
@@ -27,39 +27,8 @@ __all__ = ["BulkScheduler", "Chunk", "bulk_possible"]
 Planned = tuple[FastState, int, int]  # a request outside the bulk, its tokens, its new blocks
 
 
-@dataclass(slots=True)
-class Chunk:
-    """A stretch of one request's tokens in a batch, outside the bulk: positions start..end; sampled: a token follows."""
-
-    state: FastState
-    start: int
-    end: int
-    sampled: bool
-
-
 def _stamp(state: FastState) -> int:
     return state.stamp
-
-
-def bulk_possible(config: EngineConfig) -> bool:
-    """Whether the fast path knows the version: not the priority of 0.9.2 - 0.11.0, not the first async tail."""
-    profile = profile_of(config.version)
-    if config.engine != "vllm-v1":
-        return False
-    if config.async_scheduling and profile.async_tail == "extra":
-        return False
-    priority = config.policy == "priority" and profile.priority_policy
-    return not priority or profile.victim_rollback == "full"
-
-
-def _pool(config: EngineConfig, sharing: bool) -> CountedPool | OwnedPool | BlockPool:
-    usable = config.num_blocks - 1  # the null block
-    profile = profile_of(config.version)
-    if not config.enable_prefix_caching:
-        return CountedPool(usable)
-    if sharing or (config.policy == "priority" and profile.priority_policy):
-        return BlockPool(usable, Contents(config.block_size), profile.unhashed_first)
-    return OwnedPool(usable, profile.unhashed_first)
 
 
 class BulkScheduler(V1Scheduler):
@@ -73,7 +42,7 @@ class BulkScheduler(V1Scheduler):
     pool: Pool
 
     def __init__(self, config: EngineConfig, sharing: bool) -> None:
-        pool = _pool(config, sharing)
+        pool = fast_pool(config, sharing)
         super().__init__(config, pool)
         self.block_pool = pool if isinstance(pool, BlockPool) else None
         self.count_pool = None if isinstance(pool, BlockPool) else pool
@@ -92,6 +61,16 @@ class BulkScheduler(V1Scheduler):
         self.stamps = 0
         self._joined = 0
         self._spare: Step | None = None
+
+    @property
+    def walk(self) -> list[FastState]:
+        """The running list; whoever is in it came by `enter`."""
+        return cast("list[FastState]", self.running)
+
+    @property
+    def known(self) -> dict[RequestId, FastState]:
+        """The requests inside by id; whoever is in it came by `enter`."""
+        return cast("dict[RequestId, FastState]", self.states)
 
     def enter(self, record: RequestRecord) -> FastState:
         """Queue a new request."""
@@ -155,7 +134,7 @@ class BulkScheduler(V1Scheduler):
         """Count the tokens of those outside the bulk as computed; who has caught up joins the bulk."""
         chunks = []
         for request_id, tokens in step.scheduled.items():
-            state: FastState = self.states[request_id]  # type: ignore[assignment]
+            state = self.known[request_id]
             start = state.computed
             state.computed = end = start + tokens
             sampled = end >= state.prompt + state.output + state.placeholders
@@ -231,7 +210,7 @@ class BulkScheduler(V1Scheduler):
         members.sort(key=_stamp)
         for state in members:
             self._leave_now(state)
-        self.single = [s for s in self.running if not s.draining]  # type: ignore[misc,attr-defined]
+        self.single = [s for s in self.walk if not s.draining]
 
     @property
     def uneventful(self) -> bool:
@@ -294,28 +273,6 @@ class BulkScheduler(V1Scheduler):
             self.pool.register(state, state.computed // self.size)
         self._drop(state)
 
-    def written_out(self, step: Step, members: int) -> Step:
-        """The newest decision with all members in it, as the plain scheduler would tell it."""
-        full = Step(
-            preempted=list(step.preempted),
-            new=list(step.new),
-            resumed=list(step.resumed),
-            hits=dict(step.hits),
-            blocked=step.blocked,
-            waiting=[s.id for s in self.waiting.in_order()],
-            free_blocks=self.pool.free,
-        )
-        for state in self.running:
-            bulk = state.bulk and state.first <= self.batch  # type: ignore[attr-defined]
-            computed = state.base + self.batch if state.bulk else state.computed  # type: ignore[attr-defined]
-            full.running.append(state.id)
-            full.num_computed.append(computed)
-            if bulk:
-                full.scheduled[state.id] = 1
-            elif state.id in step.scheduled:
-                full.scheduled[state.id] = step.scheduled[state.id]
-        return full
-
     # ---- the walk over the running list ----
 
     def _walk_singly(self, step: Step) -> None:
@@ -323,7 +280,7 @@ class BulkScheduler(V1Scheduler):
         self._take_apart()
         self._listed.clear()
         self._walk_running(step)
-        self.single = [s for s in self.running if not s.draining]  # type: ignore[misc,attr-defined]
+        self.single = [s for s in self.walk if not s.draining]
         self.skipped = [s for s in self.single if s.id not in step.scheduled]
 
     def _walk_in_bulk(self, step: Step) -> bool:
@@ -355,9 +312,9 @@ class BulkScheduler(V1Scheduler):
         """Fill `plan` with (request, tokens, new blocks) of the single ones; returns the budget left, -1 if short."""
         first = self.single[0].stamp
         tail: list[FastState] = []
-        for state in reversed(self.running):
-            tail.append(state)  # type: ignore[arg-type]
-            if state.stamp <= first:  # type: ignore[attr-defined]
+        for state in reversed(self.walk):
+            tail.append(state)
+            if state.stamp <= first:
                 break
         budget = full = self._budget
         budget -= self.members - sum(s.bulk for s in tail)
@@ -438,7 +395,7 @@ class BulkScheduler(V1Scheduler):
         return True
 
     def _evict_tail(self, step: Step) -> FastState:
-        victim: FastState = self.running[-1]  # type: ignore[assignment]
+        victim = self.walk[-1]
         if victim.bulk:
             self._leave_now(victim)
         elif not victim.draining:

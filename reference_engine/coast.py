@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 
+from .bulk import BulkScheduler
 from .clock import batch_duration
+from .fast_batch import FastBatch
 from .step_log import StepLog
 from .step_time import LinearStepTime, StepTime
 
-__all__ = ["Pending", "Stretch", "coast"]
+__all__ = ["Pending", "Stretch", "close_stretch", "coast", "open_stretch"]
 
 
 @dataclass(slots=True)
@@ -57,6 +59,50 @@ class Stretch:
     elapsed: int = 0
     tokens: int = 0
     steps: int = 0
+
+
+def open_stretch(
+    scheduler: BulkScheduler, under_way: FastBatch | None, now: int, last_end: int
+) -> Stretch:
+    """A stretch that begins after the newest batch; `under_way` is the one in flight, None when it has ended."""
+    pending = None
+    if under_way is not None:
+        pending = Pending(
+            under_way.start,
+            under_way.end,
+            under_way.deliveries,
+            under_way.kv_tokens,
+            under_way.free,
+        )
+    members = scheduler.members
+    return Stretch(
+        now=now,
+        last_end=last_end,
+        batch=scheduler.batch,
+        last_batch=scheduler.next_finish() - 1 + scheduler.lag,
+        stop=math.inf,
+        until=math.inf,
+        members=members,
+        kv_tokens=scheduler.base_sum + members * scheduler.batch,
+        demand=scheduler.phases,
+        free=scheduler.pool.free,
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        pending=pending,
+        allot=None if scheduler.count_pool is not None else scheduler.allot_members,
+    )
+
+
+def close_stretch(stretch: Stretch, scheduler: BulkScheduler, under_way: FastBatch | None) -> None:
+    """Bring the scheduler and the batch in flight to the stretch's end."""
+    scheduler.coasted(stretch.batch, stretch.free)
+    pending = stretch.pending
+    if under_way is not None and pending is not None:
+        under_way.number = stretch.batch
+        under_way.start, under_way.end = pending.start, pending.end
+        under_way.deliveries, under_way.kv_tokens = pending.deliveries, pending.kv_tokens
+        under_way.members = stretch.members
+        under_way.free = pending.free
 
 
 def coast(stretch: Stretch, model: StepTime, gaps: dict[int, int], log: StepLog | None) -> None:

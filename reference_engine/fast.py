@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field, replace
 
-from .bulk import BulkScheduler, Chunk, bulk_possible
+from .bulk import BulkScheduler
 from .clock import ReplayClock, batch_duration
-from .coast import Pending, Stretch, coast
+from .coast import close_stretch, coast, open_stretch
 from .config import EngineConfig
 from .errors import ConfigError, NoProgressError, WorkloadError
+from .fast_batch import Chunk, FastBatch, Load, disturbance, fork_batch, load_of
+from .fast_cover import bulk_possible
 from .fast_state import FastState
-from .fork import StateMap, fork_scheduler
+from .fork import fork_scheduler
 from .ledger import (
     BUDGET,
     DECODE,
@@ -26,66 +27,18 @@ from .ledger import (
     PREFILL,
     QUEUED,
     RequestRecord,
-    chunk_kind,
 )
 from .loop import GUARD_STEPS, stuck_message
-from .state import RequestState
 from .step_log import StepLog
 from .step_time import StepTime
 from .steps import RequestId, Step
 from .workload import Request
+from .written_out import written_out
 
 __all__ = ["FastReplay"]
 
 
-@dataclass(slots=True)
-class _FastBatch:
-    """A batch on the device. Times in ns.
-
-    `members`: bulk requests in it; `deliveries`: those of them that still want their token; `disturbed`: the part of
-    its time which a decoding request owes to prefill tokens; `leaving`: members that left the bulk while it was under
-    way; `finishing`: members whose last token it brings; `skipped`: running requests without a token in it.
-    """
-
-    number: int
-    start: int
-    end: int
-    members: int
-    deliveries: int
-    chunks: list[Chunk]
-    prefill_tokens: int
-    decode_requests: int
-    kv_tokens: int
-    disturbed: int
-    progress: bool
-    free: int
-    running: int
-    waiting: int
-    preempted: int
-    head: RequestState | None
-    kinds: list[int]
-    skipped: list[FastState]
-    leaving: list[FastState] = field(default_factory=list)
-    finishing: list[FastState] = field(default_factory=list)
-
-
-def _fork_batch(batch: _FastBatch, moved: StateMap) -> _FastBatch:
-    """A batch in flight whose requests are the copies; those that are gone stay as they are."""
-
-    def copies(states: list[FastState]) -> list[FastState]:
-        return [moved.get(id(state), state) for state in states]
-
-    chunks = [replace(c, state=moved.get(id(c.state), c.state)) for c in batch.chunks]
-    return replace(
-        batch,
-        chunks=chunks,
-        skipped=copies(batch.skipped),
-        leaving=copies(batch.leaving),
-        finishing=copies(batch.finishing),
-    )
-
-
-class FastReplay(ReplayClock[_FastBatch]):
+class FastReplay(ReplayClock[FastBatch]):
     """A workload on a virtual clock, from event to event.
 
     `add` requests, let time pass with `advance(until_s)`, read `observe()`, branch with `fork()`; or `run` a whole
@@ -143,7 +96,7 @@ class FastReplay(ReplayClock[_FastBatch]):
         new.records = [
             moved[id(state)].record if (state := self._state_of(r)) else r for r in self.records
         ]
-        new.in_flight = deque(_fork_batch(batch, moved) for batch in self.in_flight)
+        new.in_flight = deque(fork_batch(batch, moved) for batch in self.in_flight)
         new.finished = self.finished.copy()
         new.gaps = self.gaps.copy()
         new.log = self.log and self.log.copy()
@@ -154,7 +107,7 @@ class FastReplay(ReplayClock[_FastBatch]):
     def _state_of(self, record: RequestRecord) -> FastState | None:
         if record.status != "waiting":
             return None
-        return self.scheduler.states.get(record.request.id)  # type: ignore[return-value]
+        return self.scheduler.known.get(record.request.id)
 
     # ---- entering and leaving ----
 
@@ -176,7 +129,7 @@ class FastReplay(ReplayClock[_FastBatch]):
         state.queued = (self._queued[0], self._queued[1], self._queued[2])
 
     def _leave(self, request_id: RequestId) -> None:
-        state: FastState | None = self.scheduler.states.get(request_id)  # type: ignore[assignment]
+        state = self.scheduler.known.get(request_id)
         if state is None:
             return
         self._uneventful = False
@@ -225,7 +178,7 @@ class FastReplay(ReplayClock[_FastBatch]):
 
     # ---- a batch begins ----
 
-    def _schedule(self) -> _FastBatch:
+    def _schedule(self) -> FastBatch:
         scheduler = self.scheduler
         step, chunks, members = scheduler.decide()
         before = self.in_flight[-1] if self.in_flight else None
@@ -241,10 +194,10 @@ class FastReplay(ReplayClock[_FastBatch]):
         self._reason = QUEUED[step.blocked]
         batch = self._batch(step, chunks, members, start)
         if self.on_step is not None:
-            self.on_step(scheduler.written_out(step, members))
+            self.on_step(written_out(scheduler, step))
         return batch
 
-    def _note_left(self, before: _FastBatch | None) -> None:
+    def _note_left(self, before: FastBatch | None) -> None:
         for state, first in self.scheduler.left:
             if before is None:
                 self._settle(state, self.now)
@@ -255,45 +208,28 @@ class FastReplay(ReplayClock[_FastBatch]):
     def _note_preempted(self, step: Step) -> None:
         self.preemptions += len(step.preempted)
         for request_id in step.preempted:
-            state: FastState = self.scheduler.states[request_id]  # type: ignore[assignment]
+            state = self.scheduler.known[request_id]
             state.record.preemptions += 1
             state.wait_from = self.now
 
     def _note_admitted(self, step: Step, start: int) -> None:
         """Close the waiting time of the admitted ones; they start with the batch, not before."""
-        states = self.scheduler.states
+        states = self.scheduler.known
         for request_id in step.new:
-            state: FastState = states[request_id]  # type: ignore[assignment]
+            state = states[request_id]
             self._settle_queue(state)
             state.record.ledger[BUDGET] += start - self.now
             state.record.cached = step.hits.get(request_id, 0)
         for request_id in step.resumed:
-            state = states[request_id]  # type: ignore[assignment]
+            state = states[request_id]
             state.record.ledger[PREEMPTED_WAIT] += start - state.wait_from
 
-    def _batch(self, step: Step, chunks: list[Chunk], members: int, start: int) -> _FastBatch:
+    def _batch(self, step: Step, chunks: list[Chunk], members: int, start: int) -> FastBatch:
         scheduler = self.scheduler
-        prefill = 0
-        decodes = members
-        number = scheduler.batch
-        kv_tokens = scheduler.member_tokens(members)
-        kinds = []
-        progress = members > 0
-        for chunk in chunks:
-            record = chunk.state.record
-            reached, end = record.reached, chunk.end
-            kind = chunk_kind(chunk.start, chunk.state.prompt, reached)
-            kinds.append(kind)
-            if kind == DECODE:
-                decodes += 1
-            else:
-                prefill += end - chunk.start
-            kv_tokens += end
-            if chunk.start < reached:
-                record.recomputed += min(end, reached) - chunk.start
-            if end > reached:
-                record.reached = end
-                progress = True
+        load = load_of(chunks) if chunks else Load()
+        prefill = load.prefill_tokens
+        decodes = members + load.decode_requests
+        kv_tokens = load.kv_tokens + scheduler.member_tokens(members)
         requests = members + len(chunks)
         duration = disturbed = 0
         if requests or self._takes_time():
@@ -301,60 +237,40 @@ class FastReplay(ReplayClock[_FastBatch]):
             if prefill and (members or len(chunks) > 1 or scheduler.skipped):
                 calm = batch_duration(self.step_time, 0, decodes, kv_tokens, requests)
                 disturbed = max(0, duration - calm)
-        return _FastBatch(
-            number,
-            start,
-            start + duration,
-            members,
-            members,
-            chunks,
-            prefill,
-            decodes,
-            kv_tokens,
-            disturbed,
-            progress,
-            scheduler.pool.free,
-            len(scheduler.running),
-            len(scheduler.waiting),
-            len(step.preempted),
-            scheduler.head(),
-            kinds,
-            scheduler.skipped,
+        return FastBatch(
+            number=scheduler.batch,
+            start=start,
+            end=start + duration,
+            members=members,
+            deliveries=members,
+            chunks=chunks,
+            prefill_tokens=prefill,
+            decode_requests=decodes,
+            kv_tokens=kv_tokens,
+            disturbed=disturbed,
+            progress=members > 0 or load.progress,
+            free=scheduler.pool.free,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preempted=len(step.preempted),
+            head=scheduler.head(),
+            kinds=load.kinds,
+            skipped=scheduler.skipped,
         )
 
     def _coast(self, until: float) -> None:
         scheduler = self.scheduler
         if not self._uneventful or self.on_step is not None or not scheduler.uneventful:
             return
-        pending = None
-        if self.in_flight:
-            batch = self.in_flight[0]
-            if batch.chunks or batch.leaving or batch.skipped or batch.preempted:
-                return
-            pending = Pending(batch.start, batch.end, batch.deliveries, batch.kv_tokens, batch.free)
-        members = scheduler.members
-        stretch = Stretch(
-            now=self.now,
-            last_end=self._last_end,
-            batch=scheduler.batch,
-            last_batch=scheduler.next_finish() - 1 + scheduler.lag,
-            stop=self._next_event(until),
-            until=until,
-            members=members,
-            kv_tokens=scheduler.base_sum + members * scheduler.batch,
-            demand=scheduler.phases,
-            free=scheduler.pool.free,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            pending=pending,
-            allot=None if scheduler.count_pool is not None else scheduler.allot_members,
-        )
+        batch = self.in_flight[0] if self.in_flight else None
+        if batch is not None and not batch.uneventful:
+            return
+        stretch = open_stretch(scheduler, batch, self.now, self._last_end)
+        stretch.stop, stretch.until = self._next_event(until), until
         coast(stretch, self.step_time, self.gaps, self.log)
-        if stretch.steps:
-            self._coasted(stretch)
-
-    def _coasted(self, stretch: Stretch) -> None:
-        self.scheduler.coasted(stretch.batch, stretch.free)
+        if not stretch.steps:
+            return
+        close_stretch(stretch, scheduler, batch)
         self._queued[self._reason] += stretch.elapsed
         self._last_end = stretch.last_end
         self.now = stretch.now
@@ -362,17 +278,10 @@ class FastReplay(ReplayClock[_FastBatch]):
         self.steps += stretch.steps
         self.generated_tokens += stretch.tokens
         self.free_now = stretch.free
-        if stretch.pending is not None:
-            batch = self.in_flight[0]
-            pending = stretch.pending
-            batch.number = stretch.batch
-            batch.start, batch.end = pending.start, pending.end
-            batch.deliveries, batch.kv_tokens = pending.deliveries, pending.kv_tokens
-            batch.free = pending.free
 
     # ---- a batch ends ----
 
-    def _complete(self, batch: _FastBatch) -> None:
+    def _complete(self, batch: FastBatch) -> None:
         end = batch.end
         scheduler = self.scheduler
         self._queued[self._reason] += end - batch.start
@@ -409,7 +318,7 @@ class FastReplay(ReplayClock[_FastBatch]):
         self._settle(state, end)
         state.wait_from = end
 
-    def _complete_chunks(self, batch: _FastBatch) -> tuple[int, list[FastState]]:
+    def _complete_chunks(self, batch: FastBatch) -> tuple[int, list[FastState]]:
         """Ledgers and tokens of the requests outside the bulk; returns (tokens, those that got their last)."""
         tokens = 0
         finishing: list[FastState] = []
@@ -424,7 +333,7 @@ class FastReplay(ReplayClock[_FastBatch]):
             if state.status == "finished":
                 continue
             own = 0 if kind == DECODE else chunk.end - chunk.start
-            disturbed = self._disturbance(batch, own)
+            disturbed = disturbance(self.step_time, batch, own)
             ledger = state.record.ledger
             ledger[INTERFERENCE] += disturbed
             ledger[kind] += duration - disturbed
@@ -435,20 +344,6 @@ class FastReplay(ReplayClock[_FastBatch]):
                 if not state.bulk and state.output >= state.limit:
                     finishing.append(state)
         return tokens, finishing
-
-    def _disturbance(self, batch: _FastBatch, own: int) -> int:
-        if own == batch.prefill_tokens:
-            return 0
-        if own == 0:
-            return batch.disturbed
-        without = batch_duration(
-            self.step_time,
-            own,
-            batch.decode_requests,
-            batch.kv_tokens,
-            batch.members + len(batch.chunks),
-        )
-        return max(0, batch.end - batch.start - without)
 
     def _deliver(self, state: FastState, end: int) -> None:
         record = state.record
@@ -477,7 +372,7 @@ class FastReplay(ReplayClock[_FastBatch]):
             self._end(state, "finished", end)
         return done
 
-    def _note_completed(self, batch: _FastBatch, tokens: int, done: int) -> None:
+    def _note_completed(self, batch: FastBatch, tokens: int, done: int) -> None:
         scheduler = self.scheduler
         self.steps += 1
         self.running_now = len(scheduler.running)

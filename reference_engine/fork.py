@@ -19,7 +19,7 @@ StateMap = dict[int, FastState]  # id() of an old state: its copy
 
 def fork_scheduler(old: BulkScheduler) -> tuple[BulkScheduler, StateMap]:
     """A scheduler that decides what `old` would, and the copies of its requests."""
-    moved: StateMap = {id(state): state.copy() for state in old.states.values()}  # type: ignore[attr-defined]
+    moved: StateMap = {id(state): state.copy() for state in old.known.values()}
     new = copy(old)
     new.states = {key: moved[id(state)] for key, state in old.states.items()}
     new.running = [moved[id(state)] for state in old.running]

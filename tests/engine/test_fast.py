@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reference_engine.bulk import bulk_possible
+from reference_engine.bulk import BulkScheduler, bulk_possible
 from reference_engine.config import EngineConfig
 from reference_engine.errors import ConfigError, EngineError
 from reference_engine.fast import FastReplay
@@ -151,6 +151,28 @@ def test_a_replay_in_pieces_and_its_forks_are_the_whole_replay(
         assert _stories(fork) == _stories(whole)
         assert fork.gaps == whole.gaps
         assert fork.observe() == whole.observe()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("sharing", [False, True])
+def test_steps_between_events_are_not_decided_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, asynchronous: bool, sharing: bool
+) -> None:
+    decided = 0
+    decide = BulkScheduler.decide
+
+    def counted(scheduler: BulkScheduler) -> Any:
+        nonlocal decided
+        decided += 1
+        return decide(scheduler)
+
+    monkeypatch.setattr(BulkScheduler, "decide", counted)
+    config = EngineConfig(num_blocks=1001, async_scheduling=asynchronous)
+    replay = FastReplay(config, LINEAR, sharing)
+    replay.run([Request(number, 50, 300) for number in range(4)])
+    assert replay.observe().generated_tokens == 1200
+    assert replay.steps >= 300
+    assert decided <= 8
 
 
 def test_observations_are_those_of_the_last_completed_step() -> None:

@@ -1,0 +1,119 @@
+"""A batch of the fast path: bulk members by number, all others as chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .clock import batch_duration
+from .fast_state import FastState
+from .ledger import DECODE, chunk_kind
+from .state import RequestState
+from .step_time import StepTime
+
+__all__ = ["Chunk", "FastBatch", "Load", "disturbance", "fork_batch", "load_of"]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A stretch of one request's tokens in a batch, outside the bulk: positions start..end; sampled: a token follows."""
+
+    state: FastState
+    start: int
+    end: int
+    sampled: bool
+
+
+@dataclass(slots=True)
+class FastBatch:
+    """A batch on the device. Times in ns.
+
+    `members`: bulk requests in it; `deliveries`: those of them that still want their token; `disturbed`: the part of
+    its time which a decoding request owes to prefill tokens; `leaving`: members that left the bulk while it was under
+    way; `finishing`: members whose last token it brings; `skipped`: running requests without a token in it.
+    """
+
+    number: int
+    start: int
+    end: int
+    members: int
+    deliveries: int
+    chunks: list[Chunk]
+    prefill_tokens: int
+    decode_requests: int
+    kv_tokens: int
+    disturbed: int
+    progress: bool
+    free: int
+    running: int
+    waiting: int
+    preempted: int
+    head: RequestState | None
+    kinds: list[int]
+    skipped: list[FastState]
+    leaving: list[FastState] = field(default_factory=list)
+    finishing: list[FastState] = field(default_factory=list)
+
+    @property
+    def uneventful(self) -> bool:
+        """Only members, all of which stay."""
+        return not (self.chunks or self.leaving or self.skipped or self.preempted)
+
+
+@dataclass(slots=True)
+class Load:
+    """What chunks ask of the device, and what they are: `kinds` is parallel to them, `progress` says that one is new."""
+
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+    kv_tokens: int = 0
+    progress: bool = False
+    kinds: list[int] = field(default_factory=list)
+
+
+def load_of(chunks: list[Chunk]) -> Load:
+    """The load of a batch's chunks; notes in the records what is computed again, and how far each has come."""
+    load = Load()
+    for chunk in chunks:
+        record = chunk.state.record
+        reached, start, end = record.reached, chunk.start, chunk.end
+        kind = chunk_kind(start, chunk.state.prompt, reached)
+        load.kinds.append(kind)
+        if kind == DECODE:
+            load.decode_requests += 1
+        else:
+            load.prefill_tokens += end - start
+        load.kv_tokens += end
+        if start < reached:
+            record.recomputed += min(end, reached) - start
+        if end > reached:
+            record.reached = end
+            load.progress = True
+    return load
+
+
+def disturbance(model: StepTime, batch: FastBatch, own: int) -> int:
+    """The part (ns) of a batch's time that a request with `own` prefill tokens in it owes to those of others."""
+    if own == batch.prefill_tokens:
+        return 0
+    if own == 0:
+        return batch.disturbed
+    requests = batch.members + len(batch.chunks)
+    without = batch_duration(model, own, batch.decode_requests, batch.kv_tokens, requests)
+    return max(0, batch.end - batch.start - without)
+
+
+def fork_batch(batch: FastBatch, moved: Mapping[int, FastState]) -> FastBatch:
+    """A batch in flight whose requests are the copies; those that are gone stay as they are."""
+
+    def copies(states: list[FastState]) -> list[FastState]:
+        return [moved.get(id(state), state) for state in states]
+
+    chunks = [replace(c, state=moved.get(id(c.state), c.state)) for c in batch.chunks]
+    return replace(
+        batch,
+        chunks=chunks,
+        skipped=copies(batch.skipped),
+        leaving=copies(batch.leaving),
+        finishing=copies(batch.finishing),
+    )
