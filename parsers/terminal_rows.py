@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from parsers.envelopes.clock import Clock
 from parsers.envelopes.peeled import looks_like_record
-from parsers.envelopes.unwrapper import possible_envelopes
+from parsers.envelopes.registry import possible_envelopes
 from parsers.text_blocks import MAX_LINE
 
 __all__ = ["Rows", "rows_of"]

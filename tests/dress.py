@@ -240,6 +240,11 @@ DRESSES: dict[str, Dress] = {
     "journal short": Dress(
         each(lambda s: f"{iso(s.time_us, '%b %d %H:%M:%S')} {_SYSLOG}{s.text}"), _SECOND, _OF_SYSLOG
     ),
+    "syslog file, no pid": Dress(
+        each(lambda s: f"{iso(s.time_us, '%b %d %H:%M:%S')} {HOST} {UNIT}: {s.text}"),
+        _SECOND,
+        {"host": HOST, "unit": UNIT, "pid": None},
+    ),
     "journal short-precise": Dress(
         each(lambda s: f"{iso(s.time_us, '%b %d %H:%M:%S.%f')} {_SYSLOG}{s.text}"), 1, _OF_SYSLOG
     ),
@@ -389,6 +394,34 @@ DRESSES: dict[str, Dress] = {
         newest_first(
             each(lambda s: f'{iso(s.time_us)},info,"{s.text.replace(chr(34), 2 * chr(34))}"')
         )
+    ),
+    "docker json-file without line feeds": Dress(
+        each(lambda s: compact({"log": s.text, "stream": "stderr", "time": nano(s.time_us)}))
+    ),
+    "ts": Dress(each(lambda s: f"{iso(s.time_us, '%b %d %H:%M:%S')} {s.text}"), _SECOND),
+    "ts %.s": Dress(each(lambda s: f"{s.time_us // _SECOND}.{s.time_us % _SECOND:06} {s.text}")),
+    "time of day": Dress(each(lambda s: f"[{iso(s.time_us, '%H:%M:%S')}] {s.text}"), 0),
+    "srun --label": Dress(each(lambda s: f"0: {s.text}"), 0),
+    "mpirun --tag-output": Dress(
+        each(lambda s: f"[1,0]<stderr>: {s.text}"), 0, {"stream": "stderr"}
+    ),
+    "foreman": Dress(
+        each(lambda s: f"{iso(s.time_us, '%H:%M:%S')} vllm.1  | {s.text}"),
+        0,
+        {"container": "vllm.1"},
+    ),
+    "pm2": Dress(each(lambda s: f"0|vllm  | {s.text}"), 0, {"container": "vllm"}),
+    "github": Dress(
+        each(lambda s: f"build\tRun server\t{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f')}4Z {s.text}"),
+        1,
+        {"unit": "build"},
+    ),
+    "gitlab": Dress(each(lambda s: f"{iso(s.time_us)} 01E {s.text}"), 1, {"stream": "stderr"}),
+    "buildkite": Dress(each(lambda s: f"\x1b_bk;t={s.time_us // 1000}\x07{s.text}"), _MILLI),
+    "heroku": Dress(
+        each(lambda s: f"{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f+00:00')} app[web.1]: {s.text}"),
+        1,
+        {"unit": "app"},
     ),
     "quoted list": Dress(
         each(lambda s: f"> - {iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f')[:-3]}+00:00 {s.text}"), _MILLI

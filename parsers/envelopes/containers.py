@@ -12,7 +12,7 @@ from parsers.envelopes.clock import ISO, Clock
 from parsers.envelopes.peeled import Envelope, Peeled
 from parsers.lines import Outer
 
-__all__ = ["ENVELOPES"]
+__all__ = ["STRONG", "WEAK"]
 
 # 2026-05-08T17:47:03.906123456Z stderr F INFO ...
 _CRI = re.compile(
@@ -32,9 +32,9 @@ _STERN = re.compile(
 _STERN_SHORT = re.compile(
     rf"{_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} "
 )
-# vllm-1  | INFO ...   vllm.1.k2j@node-a    | INFO ...
+# vllm-1  | INFO ...   vllm.1.k2j@node-a    | INFO ...   (foreman) 10:08:01 web.1 | INFO ...   (PM2) 0|vllm  | INFO ...
 _GUTTER = re.compile(
-    rf"{_COLOUR}(?P<container>[A-Za-z0-9][\w.@-]{{0,127}})(?: {{1,64}}{_COLOUR}|{_COLOUR} {{1,64}})\|{_RESET}(?: |$){_RESET}"
+    rf"{_COLOUR}(?:\d\d:\d\d:\d\d |\d{{1,4}}\|)?(?P<container>[A-Za-z0-9][\w.@-]{{0,127}})(?: {{1,64}}{_COLOUR}|{_COLOUR} {{1,64}})\|{_RESET}(?: |$){_RESET}"
 )
 # "  | INFO ..." of a CI's log view
 _BARE_GUTTER = re.compile(r"[ \t]{0,40}\|(?: |$)")
@@ -89,9 +89,11 @@ _DIGITS = frozenset("0123456789")
 _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz")
 _WORD = _DIGITS | _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ\x1b")
 _STERN_STARTS = _LOWER | _DIGITS | {"\x1b"}
-ENVELOPES = (
+STRONG = (
     Envelope("cri", _DIGITS, _cri),
     Envelope("kubectl-prefix", frozenset("["), _pod),
+)
+WEAK = (
     Envelope("compose", _WORD, _gutter, weak=True),
     Envelope("gutter", frozenset(" \t|"), _bare_gutter, weak=True),
     # the longer form first: its beginning looks like the shorter one

@@ -174,12 +174,18 @@ _TOP_KEY = re.compile(
 )
 
 
+_SCALARS = frozenset(
+    ("insertId", "logName", "receiveTimestamp", "timestamp", "severity", "trace", "spanId")
+)
+
+
 class _CloudYaml:
     """A Google Cloud entry as YAML: `---`, then keys at the margin, to the next `---` or a key that comes again."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._keys: set[str] = set()
+        self._may_nest = False
 
     def take(self, text: str) -> str:
         if text == "---":
@@ -191,8 +197,9 @@ class _CloudYaml:
             if found["key"] in self._keys:
                 return Verdict.BEFORE
             self._keys.add(found["key"])
+            self._may_nest = found["key"] not in _SCALARS
             return self._add(text)
-        if self._keys and (not text or text[0] in " -}"):
+        if self._keys and self._may_nest and (not text or text[0] in " -}"):
             return self._add(text)
         return Verdict.BEFORE if {"textPayload", "timestamp"} <= self._keys else Verdict.NOT_MINE
 
@@ -204,6 +211,9 @@ class _CloudYaml:
         return list(structured.entries(mapping_of(self._lines), clock))
 
 
+_CLOUD_STARTS = ("insertId: ", "textPayload: ", "timestamp: ")
+
+
 def begin(text: str) -> Collector | None:
     """The collector of an entry that starts with this line, or None."""
     first = text[0]
@@ -212,11 +222,7 @@ def begin(text: str) -> Collector | None:
     if first == "_":
         return _Export() if text.startswith(("__CURSOR=", "__REALTIME_TIMESTAMP=")) else None
     if first in "-it":
-        return (
-            _CloudYaml()
-            if text == "---" or text.startswith(("insertId: ", "textPayload: "))
-            else None
-        )
+        return _CloudYaml() if text == "---" or text.startswith(_CLOUD_STARTS) else None
     if text[-1] == "]" and "[s=" in text:
         return _Verbose() if _VERBOSE.match(text) else None
     return None

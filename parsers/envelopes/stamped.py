@@ -11,7 +11,7 @@ from parsers.envelopes.clock import ISO, Clock
 from parsers.envelopes.peeled import Envelope, Peeled
 from parsers.lines import Outer
 
-__all__ = ["ENVELOPES"]
+__all__ = ["PARTICULAR", "PLAIN_STAMPS"]
 
 # 2026-05-12T08:01:39.331095044Z INFO ...
 _STAMP = re.compile(rf"(?P<iso>{ISO})(?:[ \t]|$)")
@@ -100,10 +100,12 @@ def _quote(text: str, clock: Clock) -> Peeled | None:
 
 
 _DIGITS = frozenset("0123456789")
-ENVELOPES = (
+PARTICULAR = (
     Envelope("loki", _DIGITS, _logcli),
     Envelope("cloudwatch", _DIGITS, _stream, weak=True),
     Envelope("viewer", _DIGITS, _viewer, weak=True),
+)
+PLAIN_STAMPS = (
     Envelope("timestamp", _DIGITS, _stamp, weak=True, vague=True),
     Envelope("bracketed-timestamp", frozenset("["), _bracketed, weak=True),
     Envelope("quote", frozenset(">-*\u201c\u2018"), _quote, weak=True),

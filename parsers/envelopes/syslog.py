@@ -13,7 +13,7 @@ from parsers.envelopes.clock import ISO, Clock
 from parsers.envelopes.peeled import Envelope, Peeled
 from parsers.lines import Outer
 
-__all__ = ["ENVELOPES"]
+__all__ = ["STRONG", "WEAK"]
 
 _HOST = r"(?P<host>[A-Za-z0-9][\w.:-]{0,254})"
 _UNIT = r"(?P<unit>[A-Za-z0-9_.@/\\~(-][^\s\[\]:]{0,200})(?:\[(?P<pid>[\w.-]{1,20})\])?:(?: |$)"
@@ -49,8 +49,19 @@ _OCTAL = re.compile(
 
 def _short(text: str, clock: Clock) -> Peeled | None:
     found = _SHORT.match(text)
-    if found is None:
+    if found is None or not (found["pid"] or found["priority"]):
         return None
+    return _month_day(found, text, clock)
+
+
+def _short_without_pid(text: str, clock: Clock) -> Peeled | None:
+    found = _SHORT.match(text)
+    if found is None or found["pid"] or found["priority"]:
+        return None
+    return _month_day(found, text, clock)._replace(shape=found["host"] or found["unit"])
+
+
+def _month_day(found: re.Match[str], text: str, clock: Clock) -> Peeled:
     time = clock.month_day(found["month"], found["day"], found["time"], found["year"])
     name = "syslog-3164" if found["priority"] else "journal-short"
     return _peeled(name, found, text, time)
@@ -121,12 +132,17 @@ def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> 
 
 
 _DIGITS = frozenset("0123456789")
-ENVELOPES = (
-    Envelope("journal-short", frozenset("JFMASOND<"), _short),
+_MONTHS = frozenset("JFMASOND")
+STRONG = (
+    Envelope("journal-short", _MONTHS | {"<"}, _short),
     Envelope("journal-short-iso", _DIGITS | {"<"}, _iso),
     Envelope("journal-with-unit", frozenset("MTWFS"), _full),
     Envelope("journal-short-unix", _DIGITS, _unix),
     Envelope("journal-short-monotonic", frozenset("["), _monotonic),
     Envelope("syslog-5424", _DIGITS | {"<"}, _rfc5424),
+)
+# without a pid the form is also that of a stamp before "RuntimeError: ..."
+WEAK = (
     Envelope("journal-short-iso-no-pid", _DIGITS, _iso_without_pid, weak=True),
+    Envelope("journal-short-no-pid", _MONTHS, _short_without_pid, weak=True),
 )

@@ -20,34 +20,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from parsers.envelopes import containers, stamped, structured, syslog, tables
+from parsers.envelopes import structured
 from parsers.envelopes.clock import Clock
 from parsers.envelopes.documents import Collector, Verdict, begin
 from parsers.envelopes.partials import MAX_LENGTH, Partials
 from parsers.envelopes.peeled import Envelope, Peeled, looks_like_record
+from parsers.envelopes.registry import BY_START
 from parsers.lines import Line, Outer
 
-__all__ = ["SAMPLE", "Unwrapper", "possible_envelopes", "unwrap"]
+__all__ = ["SAMPLE", "Unwrapper", "unwrap"]
 
 SAMPLE = 400
 _LAYERS = 4
 _LOOK_AHEAD = 8
+_DOCKER_PART = 16_000
 _MAX_COLLECTED = 4 << 20
 _MAX_COLLECTED_LINES = 20_000
 _PLAIN = re.compile(r"\(|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :]|\Z")
 
-_ENVELOPES: tuple[Envelope, ...] = (
-    *containers.ENVELOPES[:2],
-    *syslog.ENVELOPES[:-1],
-    *tables.ENVELOPES,
-    *stamped.ENVELOPES,
-)
-_ENVELOPES += (syslog.ENVELOPES[-1], *containers.ENVELOPES[2:])
-_BY_START: dict[str, tuple[Envelope, ...]] = {
-    start: tuple(e for e in _ENVELOPES if start in e.starts)
-    for start in sorted({c for e in _ENVELOPES for c in e.starts})
-}
-_STARTS = frozenset(_BY_START) | frozenset("{_\x1ed-itMTWFS \t")
+_STARTS = frozenset(BY_START) | frozenset("{_\x1ed-itMTWFS \t")
 
 
 class _Layer:
@@ -77,6 +68,7 @@ class Unwrapper:
             str
         ] = ()  # the block in hand, and where in it the line in hand stands
         self._at = 0
+        self._feeds_seen = False  # whether Docker's lines end with line feeds in this stream
         self._cut = self._cut_lines = 0
         self._spaced = False  # the line before was a server-sent event, an empty line ends it
         self._blobs = 0
@@ -106,6 +98,7 @@ class Unwrapper:
             for text in texts:
                 for envelope, peeled in self._possible(text):
                     inner.append(peeled.text)
+                    self._feeds_seen |= envelope is None and peeled.text.endswith("\n")
                     if envelope is not None and envelope.weak:
                         worn[envelope.name] += 1
                         if looks_like_record(peeled.text):
@@ -120,7 +113,7 @@ class Unwrapper:
         if text[0] == "{":
             yield from ((None, peeled) for peeled in structured.from_line(text, self._clock))
             return
-        for envelope in _BY_START.get(text[0], ()):
+        for envelope in BY_START.get(text[0], ()):
             peeled = envelope.peel(text, self._clock)
             if peeled is not None:
                 yield envelope, peeled
@@ -237,10 +230,18 @@ class Unwrapper:
         outer = peeled.outer if around is None else _merged(around, peeled.outer)
         if peeled.record is not None:
             return [Line(number, peeled.text, outer, peeled.record)]
+        if peeled.partial and not self._is_cut(peeled):
+            peeled = peeled._replace(partial=False)
         whole = self._partials.add(number, peeled, outer)
         if whole is None:
             return []
         return self._payload(*whole, depth + 1)
+
+    def _is_cut(self, peeled: Peeled) -> bool:
+        """Whether a part is one: shippers drop the line feeds that end Docker's lines, then only size tells."""
+        if peeled.outer.envelope != "docker-json" or self._feeds_seen:
+            return True
+        return len(peeled.text.encode()) >= _DOCKER_PART
 
     def _payload(self, number: int, text: str, outer: Outer, depth: int) -> list[Line]:
         if "\n" not in text:
@@ -277,7 +278,7 @@ class Unwrapper:
                 return [peeled]
         if first in "{\x1e" or text.startswith(("data: {", "[{")):
             return structured.from_line(text, self._clock)
-        for envelope in _BY_START.get(first, ()):
+        for envelope in BY_START.get(first, ()):
             peeled = envelope.peel(text, self._clock)
             if peeled is not None and (
                 not envelope.weak or self._believed(envelope, peeled, depth)
@@ -361,12 +362,6 @@ def _merged(around: Outer, inside: Outer) -> Outer:
     """Facts of nested envelopes: the outermost's, but the innermost's time, the nearest to the process."""
     merged = around.completed(inside)
     return merged if inside.time_us is None else merged._replace(time_us=inside.time_us)
-
-
-def possible_envelopes(text: str, clock: Clock) -> set[tuple[str, str]]:
-    """The envelopes whose form a line has, weak ones included: their names and shapes."""
-    found = ((e.name, e.peel(text, clock)) for e in _BY_START.get(text[0], ()))
-    return {(name, peeled.shape) for name, peeled in found if peeled is not None}
 
 
 def unwrap(lines: Iterable[tuple[int, str]], clock: Clock | None = None) -> Iterator[Line]:
