@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_engine.blocks import Contents
 from reference_engine.config import EngineConfig
 from reference_engine.errors import EngineError, NoProgressError, SchedulerFailedError
 from reference_engine.loop import drive
 from reference_engine.steps import Iteration
 from reference_engine.v0 import V0Scheduler
+from reference_engine.v0_blocks import CachingPool
 from reference_engine.v0_profile import V0Profile, profile_for
 from reference_engine.v0_state import V0State
 from reference_engine.v0_turn import V0Step
@@ -327,3 +329,39 @@ def test_up_to_0_3_a_prefill_batch_costs_its_longest_prompt_for_each_prompt() ->
     ]  # with request 1 it would hold 260 tokens of padding, 256 are allowed
     assert later.step is not None
     assert later.step.new == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", [f"c{number}" for number in range(12)])
+def test_an_entry_of_the_evictor_that_is_out_of_date_does_not_count(name: str) -> None:
+    pool = CachingPool(1, Contents(4))
+
+    def use(stream: str) -> None:
+        state = V0State(Request(stream, 4, 1, prompt=((stream, 4),)), 100)
+        pool.allocate(state)
+        pool.release(state)
+
+    use("a")
+    use("a")  # a hit: its first entry stays behind
+    use(name)
+    use("d")  # whatever the contents hash to, it is the block of `name` that goes
+    assert pool.free == 1
+
+
+def test_cached_blocks_go_oldest_first_then_deepest_then_lowest() -> None:
+    pool = CachingPool(6, Contents(4))
+
+    def hold(stream: str, tokens: int, last_access: float) -> V0State:
+        state = V0State(Request(stream, tokens, 1, prompt=((stream, tokens),)), 100)
+        pool.allocate(state)
+        state.last_access = last_access
+        return state
+
+    states = [hold("old", 8, 1.0), hold("new", 8, 2.0), hold("twin", 8, 2.0)]
+    pool.mark_computed()
+    for state in states:
+        pool.release(state)
+    left = []
+    for taken in range(1, 7):
+        pool.allocate(V0State(Request(f"x{taken}", 1, 1), 100))
+        left.append(tuple(pool.cached_tokens(state) for state in states))
+    assert left == [(4, 8, 8), (0, 8, 8), (0, 4, 8), (0, 4, 4), (0, 0, 4), (0, 0, 0)]
