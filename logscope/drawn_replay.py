@@ -13,7 +13,7 @@ from datetime import datetime
 import polars as pl
 
 from logscope.inference.workloads import Workload, drive_workload, replay_workload
-from logscope.report.replay_frames import replay_frames
+from logscope.replay_frames import replay_frames
 from logscope.scenario import Scenario, scenario_of
 from logscope.servers import EngineFacts
 from logscope.spikes import Spike

@@ -181,6 +181,26 @@ def test_the_vendored_script_is_the_one_that_was_reviewed(monkeypatch: pytest.Mo
         plotly_script()
 
 
+def test_a_poor_fit_is_said_aloud(report_analysis: dict[str, Any], report_frames: Frames) -> None:
+    assert "fits this log poorly" not in Outline(render_html(report_analysis, report_frames)).text
+    report_analysis["replay"]["fit"] = {
+        "running": 0.3,
+        "waiting": 0.1,
+        "kv_usage": None,
+        "generation": 0.5,
+    }
+    words = Outline(render_html(report_analysis, report_frames)).text
+    assert "The replay fits this log poorly (30 % on average)" in words
+
+
+def test_a_healthy_server_is_told_why(report_analysis: dict[str, Any]) -> None:
+    report_analysis.update(verdict="healthy", pressure="none", advice=[])
+    report_analysis["ledger"]["slow_s"] = {"queued_for_kv": 0.1, "decode": 0.8, "prefill": 0.1}
+    words = Outline(render_html(report_analysis, {})).text
+    assert "90 % of it is their own prefill and decode" in words
+    assert "Nothing to change." in words
+
+
 def test_the_file_is_small(
     report_analysis: dict[str, Any], report_frames: Frames, tmp_path: Path
 ) -> None:

@@ -133,7 +133,11 @@ def gantt(
     start, end = start.replace(tzinfo=None), end.replace(tzinfo=None)
     margin = max((end - start) / 20, timedelta(seconds=1))
     first, last = start - margin, end + margin
-    inside = spans.filter((pl.col("end") > first) & (pl.col("start") < last))
+    inside = spans.filter(
+        (pl.col("end") > first)
+        & (pl.col("start") < last)
+        & (pl.col("end") - pl.col("start") > (last - first) / 2000)  # less is no pixel wide
+    )
     shown, total = _lanes(inside, requests)
     if shown.is_empty():
         return None

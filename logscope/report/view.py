@@ -11,6 +11,8 @@ from typing import Any
 
 import polars as pl
 
+from logscope.replaying import FAIR_FIT
+
 from .chart import engine_key
 from .safe import redacted, visible
 from .view_advice import Advised, Comparison, advice, compared
@@ -69,6 +71,7 @@ class Page:
     verdict: Verdict
     story: str
     pressure: str
+    doubt: str
     source: str
     server: str
     when: str
@@ -105,6 +108,7 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         verdict=verdict,
         story=_story(analysis, findings) or verdict.says,
         pressure=_pressure(analysis),
+        doubt=_doubt(replay),
         source=_sources(given),
         server=_server(engine),
         when=period(given.get("start"), given.get("end")),
@@ -126,6 +130,17 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         unseen=[f.title for f in findings if f.id == "coverage"],
         unsupported=[visible(str(u)) for u in replay.get("unsupported") or []],
         basis_words=BASIS_WORDS,
+    )
+
+
+def _doubt(replay: Mapping[str, Any]) -> str:
+    """A poor fit, said aloud."""
+    fit = [v for v in (replay.get("fit") or {}).values() if v is not None]
+    if not fit or sum(fit) / len(fit) >= FAIR_FIT:
+        return ""
+    return (
+        f"The replay fits this log poorly ({percent(sum(fit) / len(fit))} on average): what is inferred or replayed "
+        "here is not to be relied on."
     )
 
 
@@ -158,6 +173,9 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
             f"The slow requests took {seconds(whole)} on average, {seconds(lost)} of it ({percent(lost / whole)}) "
             f"lost: {said}. A typical request loses {seconds(usual)} this way."
         )
+    own = sum(slow.get(k) or 0.0 for k in ("prefill", "decode"))
+    if whole and analysis.get("verdict") == "healthy":
+        return f"The slow requests took {seconds(whole)} on average; {percent(own / whole)} of it is their own prefill and decode."
     grave = sorted(
         (f for f in findings if f.id != "coverage"),
         key=lambda f: ("critical", "warning", "info").index(f.severity),

@@ -100,7 +100,7 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
         parts.append(f"logged: {proven}")
     elif proven:
         parts.append("by the log's own counters")
-    if (again := found.get("recomputed_tokens")) is not None:
+    if again := found.get("recomputed_tokens"):
         parts.append(f"{count(again)} tokens recomputed")
     detail = "; ".join(p for p in parts if p)
     return Fact("Preemptions", shown or NOT_VISIBLE, detail, found.get("basis") or "")

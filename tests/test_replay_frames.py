@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from logscope.replay_frames import replay_frames
 from logscope.report.charts import charts
-from logscope.report.replay_frames import replay_frames
 from reference_engine.config import EngineConfig
 from reference_engine.phases import PHASES, Phase
 from reference_engine.results import replay

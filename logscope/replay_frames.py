@@ -1,4 +1,4 @@
-"""The engine's own frames as the report's: on the log's clock, and by server, run and engine."""
+"""The frames of a replay as the report reads them: on the log's clock, and by server, run and engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import polars as pl
 
 from reference_engine.phases import Phase
 
-from .chart import Key
-
 __all__ = ["replay_frames"]
+
+Place = tuple[int, int, int]
+"""(server, run, engine index)"""
 
 # The phases of a request's life in the ledger's words; a queue's label depends on the request.
 LABELS = {
@@ -29,7 +30,7 @@ def replay_frames(
     phases: Iterable[Phase] = (),
     *,
     origin: datetime,
-    engine: Key,
+    engine: Place,
 ) -> dict[str, pl.DataFrame]:
     """`replay_requests`, `replay_steps` and `replay_spans` as `write_html` reads them.
 
