@@ -22,6 +22,7 @@ from logscope.inference.iteration_steps import Steps
 __all__ = ["Account", "Accounts"]
 
 _HOPELESS = 9.0
+_SOON = 200  # steps before the log's end in which an evicted request may still wait
 _CHOICES = 5  # ways to say who it was, for one way to say how many
 
 
@@ -68,11 +69,18 @@ class Accounts:
         self.size = max(1, rules.block_size)
         alone = (steps.context == 1) & (steps.tokens < (rules.budget or np.inf))
         self.prompts: list[int] = sorted(steps.context_tokens[alone].tolist())
+        redone = np.flatnonzero(steps.excess)
+        self.last_redone = int(redone[-1]) if len(redone) else -1
         # The asynchronous scheduler frees what stopped by itself one step later, and its usage figure holds the next step's blocks.
         self.late = 1 if rules.asynchronous else 0
+        # of the state and step that `of` looks at, by step
+        self._grown: dict[int, tuple[float, float]] = {}
+        self._held: dict[int, list[tuple[int, bool, float]]] = {}
 
     def of(self, state: State, k: int) -> Iterator[Account]:
         """All accounts that agree with the counts of step k, cheapest guesses of who first."""
+        self._grown.clear()
+        self._held.clear()
         prompts = [i for i, r in enumerate(state.running) if r.phase == "prefill"]
         resumes = [i for i, r in enumerate(state.running) if r.phase == "recompute"]
         full = self.total[k - 1] >= self.rules.budget > 0
@@ -148,7 +156,7 @@ class Accounts:
             if self.rules.threshold and abs(extra) > 1 and not self.lost[k]:
                 continue
             cost = self._admit_cost(state, k, going, redoing, resumed, new)
-            if cost > 2 * _HOPELESS:
+            if base.cost + cost > 2 * _HOPELESS:
                 continue
             yield from self._ended(
                 state, k, replace(base, cost=base.cost + cost, resumed=resumed, new=new), extra
@@ -246,6 +254,11 @@ class Accounts:
         else:
             yield from self._fitting(state, base, extra, free, freed, doubt)
 
+    def freed_in(self, state: State, step: int) -> tuple[float | None, float]:
+        """As `freed`, for any state at any time."""
+        self._grown.clear()
+        return self.freed(state, step)
+
     def freed(self, state: State, step: int) -> tuple[float | None, float]:
         """Blocks given back with a step's end: the fall of the use, and what was taken in the same time."""
         drop = self._drop(step)
@@ -266,22 +279,17 @@ class Accounts:
     ) -> Iterator[Account]:
         """Those whose blocks fit what was freed, the best few."""
         step = base.left_at + self.late
-        for place in base.finished:
-            freed -= self.blocks(state, state.running[place], step)[0]
+        held = self._held_by(state, step)
+        freed -= sum(held[place][0] for place in base.finished)
         spread = 0.35 + self.error + doubt
         found: list[tuple[float, tuple[int, ...]]] = []
         for some in combinations(able, extra):
-            total, sure, share = 0.0, True, 0.0
-            for place in some:
-                blocks, certain = self.blocks(state, state.running[place], step)
-                total += blocks
-                sure &= certain
-                if not certain:
-                    share += state.prompt(state.running[place])[0] / self.size
+            total = sum(held[place][0] for place in some)
             off = total - freed
-            if sure:
+            if all(held[place][1] for place in some):
                 cost = min(8.0, 0.5 * (off / spread) ** 2)
             else:
+                share = sum(held[place][2] for place in some)
                 cost = 1.5 + min(4.5, 0.5 * (off / (0.6 * share + 1.0)) ** 2)
                 shortest = sum(state.running[p].outputs(step) for p in some) / self.size
                 if freed + spread < shortest:
@@ -302,8 +310,23 @@ class Accounts:
         prompt, sure = state.prompt(live)
         return -(-(round(prompt) + max(0, live.outputs(step) - 1)) // self.size), sure
 
+    def _held_by(self, state: State, step: int) -> list[tuple[int, bool, float]]:
+        """For each running request: blocks that it holds, whether that is certain, and how many are in doubt."""
+        if step not in self._held:
+            found = []
+            for live in state.running:
+                blocks, sure = self.blocks(state, live, step)
+                found.append((blocks, sure, 0.0 if sure else state.prompt(live)[0] / self.size))
+            self._held[step] = found
+        return self._held[step]
+
     def _growth(self, state: State, step: int) -> tuple[float, float]:
-        """Blocks taken in a step, and how uncertain that is."""
+        """Blocks taken in a step, and how uncertain that is; reckoned once for a state."""
+        if step not in self._grown:
+            self._grown[step] = self._growth_of(state, step)
+        return self._grown[step]
+
+    def _growth_of(self, state: State, step: int) -> tuple[float, float]:
         if step >= self.count:
             return 0.0, 0.0
         grown = doubt = 0.0
@@ -331,9 +354,11 @@ class Accounts:
         """Blocks are only taken away when they lack, and the victim's are given back."""
         seen = k - self.late
         drop = self._drop(seen)
+        cost = (0.5 if drop is None else 0.2) * len(victims)
+        if not self.rules.resumed_as_context and k > self.last_redone and k < self.count - _SOON:
+            cost += 8.0  # nothing was recomputed after it
         if drop is None:
-            return 0.5 * len(victims)
-        cost = 0.2 * len(victims)
+            return cost
         free = self.rules.usable - self.used[seen - 1]
         needed = len(state.running) + 1
         if self.c[k - 1]:

@@ -14,7 +14,7 @@ from logscope.inference.iteration_history import History, Rules, Track
 from logscope.inference.iteration_steps import Steps
 from logscope.inference.step_times import StepCost
 
-__all__ = ["Load", "idle_before", "load_of", "queues_of"]
+__all__ = ["Load", "evicted_waiting", "idle_before", "load_of", "queues_of"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,17 @@ def idle_before(histories: Sequence[History], count: int) -> npt.NDArray[np.bool
             carried[history.spans[0].first + 1] += 1
             carried[_last_step(history, count) + 1] -= 1
     return np.asarray(np.cumsum(carried)[:count] == 0)
+
+
+def evicted_waiting(track: Track, count: int) -> Ints:
+    """Evicted requests that wait after each step."""
+    waiting = np.zeros(count + 1, dtype=np.int64)
+    for history in track.histories:
+        for stop in history.evicted:
+            back = next((s.first for s in history.spans if s.first >= stop), count)
+            waiting[stop] += 1
+            waiting[back] -= 1
+    return np.asarray(np.cumsum(waiting)[:count])
 
 
 def queues_of(track: Track, arrivals: Arrivals, count: int) -> tuple[Ints, Ints, Ints]:

@@ -54,7 +54,9 @@ class Group:
     @property
     def share(self) -> float:
         """The mean length of those that are not known."""
-        return max(1.0, (self.tokens - self.known_tokens) / max(1, self.members - self.known))
+        left = self.tokens - self.known_tokens
+        unknown = self.members - self.known
+        return left / unknown if left > unknown > 0 else 1.0
 
 
 class State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -36,6 +36,17 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.number)
+
+    def part(self, stop: int) -> Steps:
+        """The first `stop` steps."""
+        return replace(
+            self,
+            **{
+                name: getattr(self, name)[:stop]
+                for name in self.__dataclass_fields__
+                if name != "used_error"
+            },
+        )
 
     @property
     def requests(self) -> Ints:

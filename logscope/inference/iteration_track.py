@@ -176,7 +176,7 @@ class _Search:
         live = state.running[place]
         if live.group < 0 or state.prompt(live)[1] or self.rules.shared:
             return
-        freed, doubt = self.accounts.freed(state, step)
+        freed, doubt = self.accounts.freed_in(state, step)
         if freed is None or doubt > 1.0 or self.accounts.error > 1.0:
             return
         size = max(1, self.rules.block_size)

@@ -16,7 +16,7 @@ import polars as pl
 from logscope.inference.iteration_arrivals import Arrivals, guessed, read_arrivals, timed
 from logscope.inference.iteration_clock import Floats, Ints
 from logscope.inference.iteration_history import Rules, Track
-from logscope.inference.iteration_load import queues_of
+from logscope.inference.iteration_load import evicted_waiting
 from logscope.inference.iteration_records import Story, stalled_steps, tell
 from logscope.inference.iteration_steps import Steps, read_steps
 from logscope.inference.iteration_track import track
@@ -34,6 +34,7 @@ _WINDOW_S = 10
 _MARGIN = 0.03  # of the count; the bounds allow for this even where every step is explained
 _WELL = 0.5  # of cost a request: an account that needs no second look
 _BADLY = 6.0  # of cost a request: the rules explain nothing any more
+_ENOUGH = 150  # changes in the steps by which the rules are chosen
 _FAIR = 0.7
 _COVERED = 0.85
 
@@ -175,27 +176,33 @@ def _best_track(
 ) -> tuple[Track, Rules]:
     """The account that goes least against the rules, over what the log leaves open: the model runner, and what ends a request."""
     first = _rules(config, hit_rate)
-    flips = [first.asynchronous]
-    if np.isfinite(steps.used).any():
-        flips.append(not first.asynchronous)
+    usage = bool(np.isfinite(steps.used).any())
     bounds = (False, True) if arrivals.limit.any() and not arrivals.exact.all() else (False,)
-    tried: list[tuple[float, int, Rules]] = []
-    ways = [(a, e, c) for a in flips for e in bounds for c in (False, True)]
-    for asynchronous, exact, as_context in ways:
-        rules = replace(
-            first,
-            asynchronous=asynchronous,
-            exact_limits=exact,
-            resumed_as_context=as_context,
-        )
-        quick = track(steps, arrivals, rules, seed, kept=3)
-        tried.append((quick.cost, len(tried), rules))
+    # lines without KV usage are older than the second model runner; its usage figure tells the asynchronous scheduler's
+    ways = [
+        replace(first, asynchronous=a, exact_limits=e, resumed_as_context=c)
+        for a in ((first.asynchronous, not first.asynchronous) if usage else (first.asynchronous,))
+        for e in bounds
+        for c in ((False, True) if usage else (False,))
+    ]
+    sample = _sample_of(steps)
+    tried: list[tuple[float, int]] = []
+    for index, rules in enumerate(ways):
+        quick = track(sample, arrivals, rules, seed, kept=2)
+        tried.append((quick.cost, index))
         if progress is not None:
-            progress(0.8 * len(tried) / len(ways))
+            progress(0.5 * (index + 1) / len(ways))
         if quick.cost < _WELL * len(quick.histories):
             break
-    best = min(tried)[2]
+    best = ways[min(tried)[1]]
     return track(steps, arrivals, best, seed), best
+
+
+def _sample_of(steps: Steps) -> Steps:
+    """The first steps, with so many changes that rules can be told apart by them."""
+    changes = np.cumsum((steps.context > 0) | (steps.excess > 0))
+    stop = int(np.searchsorted(changes, max(_ENOUGH, 0.3 * changes[-1]))) + 1
+    return steps.part(stop)
 
 
 def _placed(found: Track, arrivals: Arrivals, steps: Steps, stats: pl.DataFrame | None) -> Arrivals:
@@ -207,8 +214,7 @@ def _placed(found: Track, arrivals: Arrivals, steps: Steps, stats: pl.DataFrame 
     if arrivals.known:
         return timed(arrivals, steps, admitted)
     admitted = admitted[admitted >= 0]
-    waiting = queues_of(found, arrivals, len(steps))[1]
-    return guessed(arrivals, steps, admitted, waiting, stats)
+    return guessed(arrivals, steps, admitted, evicted_waiting(found, len(steps)), stats)
 
 
 def _bounds(found: Track, count: int, explained: float) -> tuple[float, float, float]:
