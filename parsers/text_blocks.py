@@ -90,7 +90,7 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
             size += len(block)
         else:  # the rest of a line that is already too long: only counted
             loss.bytes += len(block)
-    tail = b"".join(pending)
+    tail = b"".join(pending).rstrip(b"\r")
     if tail:
         yield TextBlock(number, _clean(tail, loss, limit if size > limit else 0))
 
