@@ -235,6 +235,10 @@ def _latency(latency: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
+def _with_basis(value: str, basis: str | None) -> str:
+    return f"{value} ({basis})" if basis and value != NOT_VISIBLE else value
+
+
 def _engine_row(engine: Mapping[str, Any]) -> list[str]:
     server, run, index = engine_key(dict(engine))
     verdict = VERDICTS.get(str(engine.get("verdict")), OPEN)
@@ -245,8 +249,8 @@ def _engine_row(engine: Mapping[str, Any]) -> list[str]:
         visible(f"{engine.get('vllm_version') or '?'} ({engine.get('engine') or '?'})"),
         period(engine.get("start"), engine.get("end")),
         verdict.title,
-        found.value,
-        seconds(e2e.get("p99")),
+        _with_basis(found.value, found.basis),
+        _with_basis(seconds(e2e.get("p99")), (engine.get("latency") or {}).get("basis")),
         rate((engine.get("throughput") or {}).get("generation_tokens_per_s")),
     ]
 
