@@ -16,7 +16,7 @@ from logscope.findings import Context, context_of, find_all
 from logscope.findings.replayed import replay_findings
 from logscope.log_frames import LogFrames
 from logscope.logged_preemptions import Logged, Stretch, logged_preemptions
-from logscope.replaying import ReplayAnswer, replay_engine
+from logscope.replaying import ReplayAnswer, try_replay
 from logscope.servers import EngineLog, engine_logs
 from logscope.verdict import RANK, pressure_of_windows, verdict_of
 
@@ -122,11 +122,18 @@ def _engine(
         log, logged, data.texts, data.exceptions.get((facts.server, facts.run), [])
     )
     findings = find_all(context)
-    answer = (
-        replay_engine(log, context, seed=seed, progress=progress)
-        if replay and context.served
-        else None
-    )
+    answer, failure = None, None
+    if replay and context.served:
+        answer, failure = try_replay(log, context, seed=seed, progress=progress)
+    if failure is not None:
+        findings.append(
+            Finding(
+                "coverage",
+                "warning",
+                "measured",
+                f"The replay failed ({failure}): what follows is from the log alone",
+            )
+        )
     preemptions = _preemptions(logged, answer)
     slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))

@@ -15,6 +15,9 @@ from logscope.errors import LogscopeError
 
 __all__ = ["cli", "main"]
 
+INTERNAL = 70
+"""Exit status of a fault in logscope itself (EX_SOFTWARE)."""
+
 _VERBS = {
     "analyze": "Say what is behind the slow requests, and what to change.",
     "parse": "Give the events alone, as JSON lines, CSV or Parquet.",
@@ -66,7 +69,19 @@ def main(args: Sequence[str] | None = None) -> Any:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
+    except MemoryError:
+        click.echo("logscope: out of memory; give a span with --since and --until", err=True)
+        sys.exit(INTERNAL)
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         click.echo(f"logscope: {name}{error.strerror or error}", err=True)
         sys.exit(3)
+    except Exception as error:
+        if os.environ.get("LOGSCOPE_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        click.echo(
+            f"logscope: a fault of logscope's own ({what}); set LOGSCOPE_DEBUG=1 to see where, and report it",
+            err=True,
+        )
+        sys.exit(INTERNAL)

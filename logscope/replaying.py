@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from logscope.drawn_replay import DrawnReplay, of_requests, of_sample
+from logscope.drawn_replay import DrawnReplay, of_sample
 from logscope.finding import Finding
 from logscope.findings.context import Context
 from logscope.ledger_shares import slow_and_typical
@@ -18,12 +19,11 @@ from logscope.scenario import Scenario
 from logscope.servers import EngineLog
 from logscope.spikes import Spike, find_spikes
 
-__all__ = ["FAIR_FIT", "Predict", "ReplayAnswer", "replay_engine"]
+__all__ = ["FAIR_FIT", "Predict", "ReplayAnswer", "replay_engine", "try_replay"]
 
 FAIR_FIT = 0.5
 """Mean fit of the observed series from which a replay may decide the verdict."""
 
-MIN_EXPLAINED = 0.7
 REPEATS = 3
 
 Predict = Callable[["Scenario | None"], Mapping[str, Any]]
@@ -81,35 +81,38 @@ def replay_engine(
     return _from_iterations(log, context, seed) or _from_particles(log, context, seed, progress)
 
 
+def try_replay(
+    log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None
+) -> tuple[ReplayAnswer | None, str | None]:
+    """`replay_engine`, and the reason where it failed: whatever lies in a log, what it proves by itself is still said."""
+    try:
+        return replay_engine(log, context, seed=seed, progress=progress), None
+    except Exception as error:
+        if os.environ.get("LOGSCOPE_DEBUG"):
+            raise
+        return None, f"{type(error).__name__}: {error}"
+
+
 def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswer | None:
     if log.get("iteration") is None:
         return None
     from logscope.inference.iterations import reconstruct
 
     found = reconstruct(log.frames, log.facts, seed=seed)
-    if found is None or not found.known_arrivals or found.explained < MIN_EXPLAINED:
+    if found is None or not found.trusted:
         return None
-    from reference_engine.results import replay
-    from reference_engine.summary import Summary
-
-    def figures(summary: Summary) -> dict[str, Any]:
-        return {
-            "preemptions": summary.preemptions,
-            "recomputed_tokens": summary.recomputed_tokens,
-            "ttft_s": summary.ttft_s,
-            "e2e_s": summary.e2e_s,
-            "itl_s": summary.itl_s,
-            "generation_tokens_per_s": summary.generation_tokens_per_s,
-            "duration_s": summary.duration_s,
-        }
+    from logscope.inference.prediction import predict_workloads
 
     def predict(scenario: Scenario | None) -> Mapping[str, Any]:
-        config, step_time = found.result.config, found.step_time
-        requests = list(found.workload)
-        if scenario is not None:
-            config, step_time = scenario.config, scenario.scale.apply(step_time)
-            requests = requests[:: scenario.replicas]
-        return figures(replay(config, requests, step_time).summary())
+        if scenario is None:
+            return predict_workloads([found.sample], found.config).as_dict()
+        return predict_workloads(
+            [found.sample],
+            scenario.config,
+            arrival_scale=scenario.arrival_scale,
+            replicas=scenario.replicas,
+            factors=scenario.scale,
+        ).as_dict()
 
     requests, summary = found.result.requests(), found.result.summary()
     step = found.step_time
@@ -135,7 +138,7 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
         origin=found.epoch,
         requests_frame=requests,
         steps_frame=found.result.steps(),
-        drawn=of_requests(found.workload, found.result.config, found.step_time),
+        drawn=of_sample(found.sample, found.config),
         seed=seed,
     )
 

@@ -16,6 +16,7 @@ __all__ = ["replay_findings"]
 
 MIN_PREEMPTIONS = 2.5
 MIN_SHARE = 0.10
+MIN_MORE = 0.05
 
 
 def replay_findings(
@@ -81,9 +82,9 @@ def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
     found = []
     for name, (labels, sentence) in causes.items():
         share = sum(slow.get(label, 0.0) for label in labels) / total
-        if share < MIN_SHARE:
-            continue
         common = sum(typical.get(label, 0.0) for label in labels) / usual if usual else 0.0
+        if share < MIN_SHARE or (share < common + MIN_MORE and share < 1 / 3):
+            continue  # as everybody else, and not much
         title = (
             f"{sentence}: {share:.0%} of their {total:.1f} s"
             f" (of a typical request's {usual:.1f} s: {common:.0%})"
