@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MAGIC", "JournalError", "export_blocks", "has_journal"]
+__all__ = ["MAGIC", "JournalError", "JournalQuery", "export_blocks", "has_journal"]
 
 MAGIC = b"LPKSHHRH"
 _SUFFIXES = (".journal", ".journal~")
@@ -35,28 +36,56 @@ def export_blocks(path: Path, size: int) -> Iterator[bytes]:
 
     Raises `JournalError` when there is no journalctl or it fails.
     """
+    return _exported([f"--directory={path}" if path.is_dir() else f"--file={path}"], size)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalQuery:
+    """What to ask this machine's journal: a unit's entries, `since` and `until` as journalctl reads them.
+
+    `follow` goes on with new entries until the reader stops.
+    """
+
+    unit: str
+    since: str | None = None
+    until: str | None = None
+    follow: bool = False
+    user: bool = False
+
+    def blocks(self, size: int) -> Iterator[bytes]:
+        """The unit's entries in export format; raises as `export_blocks` does."""
+        arguments = [f"--{'user-' if self.user else ''}unit={self.unit}"]
+        arguments += [f"--since={self.since}"] if self.since else []
+        arguments += [f"--until={self.until}"] if self.until else []
+        arguments += ["--follow", "--lines=all"] if self.follow else []
+        return _exported(arguments, size, live=self.follow)
+
+
+def _exported(arguments: Sequence[str], size: int, *, live: bool = False) -> Iterator[bytes]:
     command = shutil.which("journalctl")
     if command is None:
         raise JournalError(
             "a systemd journal needs the command journalctl, which is not installed; "
             "run `journalctl -o export` where it is and give the output"
         )
-    where = f"--directory={path}" if path.is_dir() else f"--file={path}"
-    arguments = [command, where, "--output=export", "--no-pager", "--quiet"]
     with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(  # noqa: S603 (a fixed command; the path is one argument)
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
+        process = subprocess.Popen(  # noqa: S603 (a fixed command, no shell; each value is one argument)
+            [command, *arguments, "--output=export", "--no-pager", "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
         )
+        output = process.stdout
+        assert output is not None
         try:
-            output = process.stdout
-            while output is not None and (block := output.read(size)):
+            take = getattr(output, "read1", output.read) if live else output.read
+            while block := take(size):
                 yield block
             status = process.wait()
         finally:
             process.kill()
             process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            output.close()
         if status:
             complaints.seek(0)
             said = complaints.read(2000).decode("utf-8", "replace").strip().splitlines()

@@ -21,6 +21,9 @@ _DATED = re.compile(rf"(?P<base>.+)[-_.]{_DATE}\Z")  # server.log-20260501
 _DATE_INSIDE = re.compile(
     rf"(?P<base>.+)[-_.]{_DATE}(?P<suffix>\.[A-Za-z]{{2,6}})\Z"
 )  # server.2026-05-01.log
+# /var/log/pods/default_vllm-0_6f1c.../vllm/1.log: a container's second run, with its own rotated files
+_KUBELET = re.compile(r"(?P<restart>\d{1,5})\.log(?:\.(?P<date>\d{8}-\d{6}))?\Z")
+_POD_FOLDER = re.compile(r"[a-z0-9.-]+_[a-z0-9.-]+_[0-9a-f-]{8,64}\Z")
 _NUMBER_RUN = re.compile(r"(\d+)")
 
 
@@ -34,7 +37,13 @@ class Rotation(NamedTuple):
 def rotation_of(name: str) -> Rotation:
     """Where a file (its path as text) stands in its rotated set; a file of no set is its own base, the youngest."""
     path = PurePath(name)
-    stem = _COMPRESSED.sub("", path.name)
+    stem = _COMPRESSED.sub("", path.name) or path.name
+    if not stem:
+        return Rotation(name, (2, 0, ""))
+    if (found := _KUBELET.match(stem)) and _POD_FOLDER.match(path.parent.parent.name):
+        restart, date = 3 * int(found["restart"]), found["date"]
+        age = (restart, 0, date) if date else (restart + 2, 0, "")
+        return Rotation(str(path.with_name("0.log")), age)
     for pattern in (_DATED, _DATE_INSIDE):
         if found := pattern.match(stem):
             base = found["base"] + (found["suffix"] if pattern is _DATE_INSIDE else "")

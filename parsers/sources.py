@@ -28,13 +28,13 @@ from parsers.decompress import (
 from parsers.discovery import Found, discover
 from parsers.envelopes import Clock
 from parsers.envelopes.clock import zone_of
-from parsers.journal import MAGIC, JournalError, export_blocks
+from parsers.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.lines import Line
 from parsers.rotation import rotation_of
 from parsers.text_blocks import TextBlock, is_binary, transcoded
 from parsers.unwrapping import is_newest_first, turned_round, unwrapped
 
-__all__ = ["Loss", "Source", "Sources", "expand"]
+__all__ = ["JournalQuery", "Loss", "Source", "Sources", "expand", "journal_of"]
 
 _FIFO_PATIENCE_S = 2.0
 _MAGIC_SIZE = 16
@@ -71,6 +71,7 @@ class Source:
         timezone: str | None = None,
         problem: str | None = None,
         live: bool = False,
+        query: JournalQuery | None = None,
     ) -> None:
         self.name = name
         self.path = path
@@ -84,6 +85,7 @@ class Source:
         self.newest_first = False
         self._is_journal = False
         self._stream = stream
+        self._query = query
         if path is not None and problem is None:
             self._examine(path)
 
@@ -123,8 +125,10 @@ class Source:
     def _open_and_read(self) -> Iterator[bytes]:
         if self._stream is not None:
             yield from self._read(self._stream)
+        elif self._query is not None:
+            yield from self._journal(self._query.blocks(BLOCK))
         elif self.path is not None and self.path.is_dir():
-            yield from self._journal(self.path)
+            yield from self._journal(export_blocks(self.path, BLOCK))
         elif self.path is not None:
             stream, head = _open(self.path)
             with stream:
@@ -136,7 +140,7 @@ class Source:
         while 0 < len(head) < _MAGIC_SIZE and (more := read()):  # a pipe may give little at a time
             head += more
         if self.path is not None and head.startswith(MAGIC):
-            yield from self._journal(self.path)
+            yield from self._journal(export_blocks(self.path, BLOCK))
             return
         self.problem = unsupported(head)
         if self.problem is not None:
@@ -147,9 +151,9 @@ class Source:
         if kind is None and self.size is not None:
             self._check_whole(stream)
 
-    def _journal(self, path: Path) -> Iterator[bytes]:
+    def _journal(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         self._is_journal = True
-        yield from export_blocks(path, BLOCK)
+        return blocks
 
     def _text(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         first = next(blocks, b"")
@@ -208,6 +212,11 @@ class Sources(list[Source]):
     def __init__(self, sources: Sequence[Source] = (), notes: Sequence[str] = ()) -> None:
         super().__init__(sources)
         self.notes = list(notes)
+
+
+def journal_of(query: JournalQuery) -> Source:
+    """This machine's journal of a unit, as a source named after it."""
+    return Source(f"journal:{query.unit}", query=query, live=query.follow)
 
 
 def expand(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dress import HOST, NO_JOURNAL, PID, UNIT, Stamped, journal_export, real_log
 
-from parsers.sources import expand
+from parsers.sources import JournalQuery, expand, journal_of
 
 _PLACES = ("/usr/lib/systemd", "/lib/systemd")
 REMOTE = shutil.which("systemd-journal-remote", path=":".join(_PLACES))
@@ -79,6 +79,25 @@ def test_messages_that_journalctl_left_out_are_counted(journal: Path) -> None:
     left_out = sum(line.text.endswith("blob data]") for line in source.lines())
     assert left_out > 0
     assert source.loss.truncated == left_out
+
+
+def test_unit_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments given to journalctl, by a journalctl that shows them as an entry."""
+    fake = tmp_path / "journalctl"
+    fake.write_text(
+        '#!/bin/sh\nprintf "__REALTIME_TIMESTAMP=1778262423906123\\nMESSAGE=%s\\n\\n" "$*"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    source = journal_of(JournalQuery("vllm; rm -rf", since="today", until="-1h"))
+    [line] = source.lines()
+    assert (
+        line.text
+        == "--unit=vllm; rm -rf --since=today --until=-1h --output=export --no-pager --quiet"
+    )
+    assert source.name == "journal:vllm; rm -rf"
+    [line] = journal_of(JournalQuery("vllm", follow=True, user=True)).lines()
+    assert line.text.startswith("--user-unit=vllm --follow --lines=all --output=export")
 
 
 def test_without_journalctl_it_says_what_to_do(

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parsers.lines import Line
+from parsers.rotation import rotation_of
 from parsers.sources import Source, expand
 from parsers.text_blocks import MAX_LINE
 
@@ -286,6 +287,22 @@ def test_rotated_sets_are_one_group_oldest_first(
     assert [Path(s.name).name for s in sources] == [name for _, name in ranked]
     assert len({s.group for s in sources}) == 1
     assert all(texts(s) == LINES for s in sources)
+
+
+def test_runs_of_one_container_in_a_kubelets_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "default_vllm-0_6f1c2a3b-0000-4000-8000-000000000001" / "vllm"
+    folder.mkdir(parents=True)
+    order = ["0.log.20260501-120000.gz", "0.log", "1.log.20260502-120000.gz", "1.log"]
+    for name in order:
+        (folder / name).write_bytes(gzip.compress(TEXT) if name.endswith("gz") else TEXT)
+    sources = expand([str(tmp_path)])
+    assert [s.path.name for s in sources if s.path] == order
+    assert len({s.group for s in sources}) == 1
+
+
+@pytest.mark.parametrize("name", [".", "/", "..", ".gz", "", "a/.gz", "1", "log"])
+def test_names_without_a_stem_are_their_own_set(name: str) -> None:
+    assert rotation_of(name).age[0] == 2
 
 
 def test_other_names_are_no_rotated_set(tmp_path: Path) -> None:
