@@ -10,7 +10,7 @@ import re
 from pathlib import PurePath
 from typing import NamedTuple
 
-__all__ = ["Rotation", "natural_key", "rotation_of"]
+__all__ = ["Rotation", "natural_key", "pod_of", "rotation_of"]
 
 _COMPRESSED = re.compile(r"\.(?:gz|zst|zstd|xz|bz2|gzip)\Z", re.I)
 _NUMBERED = re.compile(r"(?P<base>.*[A-Za-z])\.(?P<number>\d{1,4})\Z")  # server.log.2
@@ -24,6 +24,13 @@ _DATE_INSIDE = re.compile(
 # /var/log/pods/default_vllm-0_6f1c.../vllm/1.log: a container's second run, with its own rotated files
 _KUBELET = re.compile(r"(?P<restart>\d{1,5})\.log(?:\.(?P<date>\d{8}-\d{6}))?\Z")
 _POD_FOLDER = re.compile(r"[a-z0-9.-]+_[a-z0-9.-]+_[0-9a-f-]{8,64}\Z")
+_POD_PATH = re.compile(
+    r"(?:\A|/)[a-z0-9.-]+_(?P<pod>[a-z0-9.-]+)_[0-9a-f-]{8,64}/(?P<container>[a-z0-9-]+)/\d{1,5}\.log"
+)
+# /var/log/containers/vllm-0_default_vllm-<64 hex digits>.log
+_CONTAINER_LINK = re.compile(
+    r"(?:\A|/)(?P<pod>[a-z0-9.-]+)_[a-z0-9.-]+_(?P<container>[a-z0-9-]+)-[0-9a-f]{64}\.log"
+)
 _NUMBER_RUN = re.compile(r"(\d+)")
 
 
@@ -59,3 +66,11 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sorts `worker-2.log` before `worker-10.log`."""
     parts = _NUMBER_RUN.split(name)
     return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in parts]
+
+
+def pod_of(path: str) -> tuple[str, str] | None:
+    """Pod and container that a file's place tells: the kubelet's folders and the links to them."""
+    for pattern in (_POD_PATH, _CONTAINER_LINK):
+        if found := pattern.search(path):
+            return found["pod"], found["container"]
+    return None

@@ -29,8 +29,8 @@ from parsers.discovery import Found, discover
 from parsers.envelopes import Clock
 from parsers.envelopes.clock import zone_of
 from parsers.journal import MAGIC, JournalError, JournalQuery, export_blocks
-from parsers.lines import Line
-from parsers.rotation import rotation_of
+from parsers.lines import Line, Outer
+from parsers.rotation import pod_of, rotation_of
 from parsers.text_blocks import TextBlock, is_binary, transcoded
 from parsers.unwrapping import is_newest_first, turned_round, unwrapped
 
@@ -151,6 +151,19 @@ class Source:
         if kind is None and self.size is not None:
             self._check_whole(stream)
 
+    def _placed(self, pieces: Iterator[TextBlock | list[Line]]) -> Iterator[TextBlock | list[Line]]:
+        """With the pod and container that the file's place tells, where the lines do not."""
+        pod = pod_of(str(self.path)) if self.path is not None else None
+        if pod is None:
+            return pieces
+        place = Outer("", pod=pod[0], container=pod[1])
+        return (
+            piece
+            if isinstance(piece, TextBlock)
+            else [ln._replace(outer=ln.outer.completed(place)) if ln.outer else ln for ln in piece]
+            for piece in pieces
+        )
+
     def _journal(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         self._is_journal = True
         return blocks
@@ -183,11 +196,9 @@ class Source:
 
     def pieces(self) -> Iterator[TextBlock | list[Line]]:
         """The bulk form of `lines`: text in which no line wears an envelope as it is, all else as lines."""
-        pieces = unwrapped(
-            self.blocks(),
-            self.loss,
-            Clock(self.timezone, self.modified_us),
-            by_entry=lambda: self._is_journal,
+        clock = Clock(self.timezone, self.modified_us)
+        pieces = self._placed(
+            unwrapped(self.blocks(), self.loss, clock, by_entry=lambda: self._is_journal)
         )
         first = next(pieces, None)
         if first is None:

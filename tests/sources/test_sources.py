@@ -300,6 +300,22 @@ def test_runs_of_one_container_in_a_kubelets_folder(tmp_path: Path) -> None:
     assert len({s.group for s in sources}) == 1
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pods/default_vllm-0_6f1c2a3b-0000-4000-8000-000000000001/vllm/0.log",
+        f"containers/vllm-0_default_vllm-{'0a' * 32}.log",
+    ],
+)
+def test_pod_and_container_from_the_place_of_a_file(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"2026-05-08T17:47:03.906Z stderr F INFO 05-08 17:47:03 [a.py:1] x\n")
+    [line] = expand([str(path)])[0].lines()
+    assert line.outer is not None
+    assert (line.outer.pod, line.outer.container, line.outer.stream) == ("vllm-0", "vllm", "stderr")
+
+
 @pytest.mark.parametrize("name", [".", "/", "..", ".gz", "", "a/.gz", "1", "log"])
 def test_names_without_a_stem_are_their_own_set(name: str) -> None:
     assert rotation_of(name).age[0] == 2
