@@ -114,9 +114,12 @@ def read_events(
 
 
 def read_lines(
-    lines: Iterable[Line], coverage: Coverage, *, name: str = "-", year: int | None = None
+    lines: Iterable[Line | None], coverage: Coverage, *, name: str = "-", year: int | None = None
 ) -> Iterator[Event]:
-    """Yield the events of lines that come from nowhere in particular (a live stream, a test)."""
+    """Yield the events of lines that come from nowhere in particular (a live stream, a test).
+
+    A live stream gives None where nothing follows for now: the record before is then taken as complete.
+    """
     return _SourceReader(name, name, RecordClock(year), Sessions(), coverage, Keep()).read(lines)
 
 
@@ -141,18 +144,19 @@ class _SourceReader:
         self.coverage, self.keep = coverage, keep
         self.chars = 0
 
-    def read(self, lines: Iterable[Line]) -> Iterator[Event]:
+    def read(self, lines: Iterable[Line | None]) -> Iterator[Event]:
         for record in read_records(self._counted(lines)):
             if record.header is None:
                 yield from self._foreign(record, record.lines[0])
             else:
                 yield from self._record(record)
 
-    def _counted(self, lines: Iterable[Line]) -> Iterator[Line]:
+    def _counted(self, lines: Iterable[Line | None]) -> Iterator[Line | None]:
         coverage = self.coverage
         for line in lines:
-            coverage.lines += 1
-            self.chars += len(line.text) + 1
+            if line is not None:
+                coverage.lines += 1
+                self.chars += len(line.text) + 1
             yield line
 
     def _record(self, record: Record) -> Iterator[Event]:

@@ -96,11 +96,18 @@ class Record:
         return self.header.stamp if self.header else None
 
 
-def read_records(lines: Iterable[Line]) -> Iterator[Record]:
-    """Assemble the records of one source's payload lines, in order."""
+def read_records(lines: Iterable[Line | None]) -> Iterator[Record]:
+    """Assemble the records of one source's payload lines, in order.
+
+    None among the lines of a live stream says that nothing follows for now: what is not open is handed over.
+    """
     # Lines of several pods may alternate: each place has its own unfinished record.
     assemblers: dict[_PlaceKey, _Assembler] = {}
     for line in lines:
+        if line is None:
+            for waiting in assemblers.values():
+                yield from waiting.pause()
+            continue
         key = _place(line.outer)
         assembler = assemblers.get(key)
         if assembler is None:
@@ -146,6 +153,11 @@ class _Assembler:
         if self.held:
             yield from self._release()
         yield from self._flush()
+
+    def pause(self) -> Iterator[Record]:
+        """Hand over the pending record, unless it waits for the end of a client's text."""
+        if not self.held and self.pending is not None and not _is_open(self.pending):
+            yield from self._flush()
 
     def _flush(self) -> Iterator[Record]:
         if self.pending is not None:
