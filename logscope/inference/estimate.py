@@ -87,6 +87,7 @@ def infer(
     *,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
+    engines: int = 1,
 ) -> Inference | None:
     """Infer one engine's workload from its statistics, request and access lines.
 
@@ -95,6 +96,7 @@ def infer(
         facts: who it is.
         seed: same input and seed, same answer.
         progress: is told the share that is done, 0..1.
+        engines: so many engines share the requests of these frames (data parallel).
 
     Returns:
         None where the log holds no statistics lines, no requests, or not the size of the KV cache.
@@ -104,7 +106,8 @@ def infer(
     if config is None or seen is None:
         return None
     rules = SketchRules.of(config)
-    lengths = length_model(seen, config.max_model_len - 1, rules.credits_hits)
+    share = _share(seen, engines)
+    lengths = length_model(seen, config.max_model_len - 1, rules, share)
     cost = first_guess(seen, config.num_blocks * config.block_size)
     rng = np.random.default_rng(seed)
     passes = _passes(seen)
@@ -112,11 +115,11 @@ def infer(
     done = 0.0
     whole = sum(p.particles for p in passes) * 1.15
     for number, plan in enumerate(passes):
-        filtering = ParticleFilter(seen, rules, lengths, cost.cost, plan, rng)
+        filtering = ParticleFilter(seen, rules, lengths, cost.draw, plan, rng, share)
         particles = filtering.run(_part_of(progress, done / whole, plan.particles / whole))
         done += plan.particles
         if number + 1 < len(passes):
-            cost = refit(particles, seen, cost)
+            cost = refit(particles, seen, config.num_blocks * config.block_size, cost)
     plain = replace(
         config, async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0
     )
@@ -132,7 +135,7 @@ def infer(
         config=plain,
         workloads=workloads,
         replays=replays,
-        requests=len(seen.arrivals),
+        requests=round(share * len(seen.arrivals)),
         fit=fit_of(seen, filtering.fits),
         cost=cost,
         preemptions=counts,
@@ -167,6 +170,18 @@ def predict(
     )
 
 
+def _share(seen: Observations, engines: int) -> float:
+    """The part of a server's requests that came to one of its engines: by tokens where the outputs are known."""
+    if engines <= 1:
+        return 1.0
+    last = seen.windows[-1].end
+    asked = sum(a.output_tokens or a.max_tokens or 0 for a in seen.arrivals if a.low <= last)
+    generated = sum(w.generated_tokens or 0.0 for w in seen.windows)
+    if any(a.output_tokens for a in seen.arrivals) and asked:
+        return min(max(generated / asked, 0.2 / engines), 1.0)
+    return 1.0 / engines
+
+
 def _part_of(
     progress: Callable[[float], None] | None, start: float, share: float
 ) -> Callable[[float], None] | None:
@@ -178,8 +193,8 @@ def _passes(seen: Observations) -> list[Plan]:
     size = len(seen.arrivals) + 8 * len(seen.windows)
     particles = int(min(max(48 * 340 / max(size, 1), 12), 128))
     return [
-        Plan(particles=max(12, particles // 2), cost_sd=0.2),
-        Plan(particles=particles, cost_sd=0.1),
+        Plan(particles=max(12, particles // 2), cost_sd=0.1),
+        Plan(particles=particles, cost_sd=0.05),
     ]
 
 

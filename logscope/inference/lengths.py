@@ -13,7 +13,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from logscope.inference.observations import Observations, Window
+from logscope.inference.observations import Observations
+from logscope.inference.sketch import SketchRules
 
 __all__ = ["Floats", "LengthModel", "Sharing", "length_model", "summing_to"]
 
@@ -70,21 +71,23 @@ class LengthModel:
         misfit = np.log(drawn.sum(axis=1) / max(total, 1.0)) / _SUM_TOLERANCE
         weights = np.exp(-(misfit**2 - (misfit**2).min()) / 2)
         pick = int(np.searchsorted(np.cumsum(weights), rng.random() * weights.sum()))
-        return summing_to(drawn[min(pick, _CANDIDATES - 1)], known, total, self.longest)
+        chosen = np.asarray(drawn[min(pick, _CANDIDATES - 1)], dtype=np.float64)
+        return summing_to(chosen, known, total, self.longest)
 
     def _own(self, drawn: Floats, who: npt.NDArray[np.int64]) -> Floats:
         known = self.prompts[who]
-        return np.where(known > 0, known, np.clip(np.rint(drawn), 1, self.longest))
+        own = np.where(known > 0, known, np.clip(np.rint(drawn), 1, self.longest))
+        return np.asarray(own, dtype=np.float64)
 
     def draw_outputs(self, rng: np.random.Generator, who: npt.NDArray[np.int64]) -> Floats:
         """Output tokens of the requests `who`."""
         known = self.outputs[who]
         if (known > 0).all():
-            return known
+            return np.asarray(known, dtype=np.float64)
         mean, sd = self.output_log
         drawn = np.exp(mean + sd * rng.standard_normal(len(who)))
         drawn = np.clip(np.rint(drawn), 1, self.limits[who])
-        return np.where(known > 0, known, drawn)
+        return np.asarray(np.where(known > 0, known, drawn), dtype=np.float64)
 
     def redraw_output(self, rng: np.random.Generator, request: int, so_far: int) -> int:
         """An output length of a request that already has `so_far` tokens and goes on."""
@@ -115,19 +118,27 @@ def summing_to(drawn: Floats, known: Floats, total: float, longest: int) -> Floa
     return out
 
 
-def length_model(seen: Observations, longest: int, credits_hits: bool) -> LengthModel:
-    """Beliefs from the log alone: what it prints, and the windows' sums for the rest."""
+def length_model(
+    seen: Observations, longest: int, rules: SketchRules, share: float = 1.0
+) -> LengthModel:
+    """Beliefs from the log alone: what it prints, and the windows' sums for the rest.
+
+    Args:
+        seen: windows and arrivals.
+        longest: tokens that a prompt may have.
+        rules: block size, and whether the prompt throughput counts cached tokens.
+        share: the part of the arrivals that comes to this engine.
+    """
     arrivals = seen.arrivals
-    prompts = np.array([float(a.prompt_tokens or 0) for a in arrivals])
     limits = np.array([float(a.max_tokens or longest) for a in arrivals])
-    sharing = _sharing(seen, credits_hits)
-    mean, sd = _prompt_belief(seen, sharing if credits_hits else Sharing())
-    outputs, belief = _output_belief(seen, limits)
-    count = len(arrivals)
+    outputs, belief = _output_belief(seen, limits, share)
+    sharing = _sharing(seen, rules, share, math.exp(belief[0] + belief[1] ** 2 / 2))
+    mean, sd = _prompt_belief(seen, share, sharing, rules.credits_hits)
+    means, sds = _by_text(seen, np.full(len(arrivals), mean), np.full(len(arrivals), sd))
     return LengthModel(
-        np.full(count, mean),
-        np.full(count, sd),
-        prompts,
+        means,
+        sds,
+        _printed(seen, sharing),
         outputs,
         limits,
         belief,
@@ -136,17 +147,58 @@ def length_model(seen: Observations, longest: int, credits_hits: bool) -> Length
     )
 
 
-def _admitted(seen: Observations) -> Floats:
+def _printed(seen: Observations, sharing: Sharing) -> Floats:
+    """Own tokens of prompts whose ids the log prints; a length that many share is where printing stopped."""
+    printed = np.array([float(a.prompt_tokens or 0) for a in seen.arrivals])
+    if not printed.any():
+        return printed
+    top = printed.max()
+    if (printed == top).sum() > max(3.0, 0.05 * (printed > 0).sum()):
+        printed = np.where(printed == top, 0.0, printed)
+    return np.where(printed > 0, np.maximum(printed - sharing.tokens, 1.0), 0.0)
+
+
+def _by_text(seen: Observations, means: Floats, sds: Floats) -> tuple[Floats, Floats]:
+    """Where prompts are printed as text, tokens go with characters."""
+    chars = np.array([float(a.prompt_chars or 0) for a in seen.arrivals])
+    told = chars > 0
+    if told.sum() < 0.9 * len(chars):
+        return means, sds
+    cut = (chars == chars.max()).sum() > max(3.0, 0.05 * len(chars))
+    mean_tokens = float(np.exp(means + sds**2 / 2).mean())
+    by_text = np.log(np.maximum(chars, 1.0) * mean_tokens / max(float(chars.mean()), 1.0))
+    whole = told & ~(cut & (chars == chars.max()))
+    return np.where(whole, by_text, means), np.where(whole, np.minimum(sds, 0.2), sds)
+
+
+def _admitted(seen: Observations, share: float) -> Floats:
     """How many requests had been admitted by each window's end: all arrived but those that wait."""
     middles = np.array([(a.low + a.high) / 2 for a in seen.arrivals])
     arrived = np.array([float((middles <= w.end).sum()) for w in seen.windows])
-    return np.maximum(arrived - np.array([w.waiting for w in seen.windows]), 0.0)
+    waiting = np.array([float(w.waiting) for w in seen.windows])
+    return np.asarray(np.maximum(share * arrived - waiting, 0.0), dtype=np.float64)
 
 
-def _prompt_belief(seen: Observations, sharing: Sharing) -> tuple[float, float]:
+def _prompt_belief(
+    seen: Observations, share: float, sharing: Sharing, credits_hits: bool
+) -> tuple[float, float]:
     """Mean and spread of the logarithm: from the mean, and from how the windows' sums scatter about n times it."""
-    admitted = np.diff(np.concatenate([[0.0], np.maximum.accumulate(_admitted(seen))]))
+    admitted = np.diff(np.concatenate([[0.0], np.maximum.accumulate(_admitted(seen, share))]))
     sums = np.array([w.prompt_tokens or 0.0 for w in seen.windows])
+    if credits_hits:
+        sums = np.maximum(sums - admitted * sharing.tokens, 0.0)
+    else:
+        left = float(sharing.groups * sharing.tokens)  # the first of each head computes it
+        for k in range(len(sums)):
+            paid = min(left, 0.8 * sums[k])
+            sums[k] -= paid
+            left -= paid
+    for k in range(len(sums) - 1):
+        # A window in which the engine stood still has old gauges: what it admitted shows in the next one.
+        if sums[k] < 5 * admitted[k] or (seen.windows[k].generated_tokens or 0.0) < admitted[k]:
+            sums[k + 1] += sums[k]
+            admitted[k + 1] += admitted[k]
+            sums[k] = admitted[k] = 0.0
     sums = np.maximum(sums - admitted * sharing.tokens, 0.0)
     mean = max(float(sums.sum()) / max(float(admitted.sum()), 1.0), 1.0)
     some = admitted > 0
@@ -158,7 +210,9 @@ def _prompt_belief(seen: Observations, sharing: Sharing) -> tuple[float, float]:
     return math.log(mean) - variance / 2, math.sqrt(variance)
 
 
-def _output_belief(seen: Observations, limits: Floats) -> tuple[Floats, tuple[float, float]]:
+def _output_belief(
+    seen: Observations, limits: Floats, engine_share: float
+) -> tuple[Floats, tuple[float, float]]:
     """Certain outputs, and the belief for the others.
 
     Where the requests' limits add up to what was generated, every output is its limit.
@@ -173,32 +227,43 @@ def _output_belief(seen: Observations, limits: Floats) -> tuple[Floats, tuple[fl
     share = max(0.05, 1.0 - going / max(1.0, float(before.sum())))
     if (outputs <= 0).any() and (asked[before] > 0).all() and before.any():
         expected = float(asked[before].sum()) * share
-        if 0.93 * expected <= generated <= 1.07 * float(asked[before].sum()):
+        most = engine_share * float(asked[before].sum())
+        if 0.93 * engine_share * expected <= generated <= 1.07 * most or engine_share < 1.0:
             outputs = np.where(outputs > 0, outputs, asked)
-    through = max(1.0, float(before.sum()) - last.waiting - 0.5 * last.running)
+    through = max(1.0, engine_share * float(before.sum()) - last.waiting - 0.5 * last.running)
     mean = max(generated / through, 1.0)
-    sd = 0.75  # of the logarithm; output lengths of chats scatter like that
+    sd = 0.65  # of the logarithm; output lengths of chats scatter like that
     return outputs, (math.log(mean) - sd * sd / 2, sd)
 
 
-def _sharing(seen: Observations, credits_hits: bool) -> Sharing:
+def _sharing(seen: Observations, rules: SketchRules, share: float, output: float) -> Sharing:
     """How many prompt tokens come from the cache, and how many different heads fit the KV usage."""
     rated = [w for w in seen.windows if w.hit_rate is not None]
     rate = rated[-1].hit_rate if rated else None
-    if rate is None or rate < 0.05:
+    if rate is None or rate < 0.05 or rules.v0:
         return Sharing()
-    admitted = max(1.0, float(_admitted(seen)[-1]))
+    admitted = max(1.0, float(_admitted(seen, share)[-1]))
     counted = sum(w.prompt_tokens or 0.0 for w in seen.windows)
-    asked = counted if credits_hits else counted / max(1.0 - rate, 0.01)
+    asked = counted if rules.credits_hits else counted / max(1.0 - rate, 0.01)
+    size = rules.block_size
+    tokens = max(size, round(asked * rate / admitted / size) * size)
     own = max(1.0, asked * (1.0 - rate) / admitted)
-    return Sharing(_heads(seen, own), max(1, round(asked * rate / admitted)))
+    return Sharing(_heads(seen, rules, tokens, own + output / 2, admitted), tokens)
 
 
-def _heads(seen: Observations, own: float) -> int:
-    """Left for the caller that knows block sizes; one head is the least that shares."""
-    return 1
-
-
-def usage_of(window: Window) -> float:
-    """The window's KV usage, 0 where the line has none."""
-    return window.kv_usage or 0.0
+def _heads(seen: Observations, rules: SketchRules, tokens: int, own: float, admitted: float) -> int:
+    """The number of heads under which the blocks in use come closest: each head in use is held once."""
+    best, least = 1, math.inf
+    for heads in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128):
+        if heads > max(1.0, admitted / 4):
+            break
+        misses = 0.0
+        for window in seen.windows:
+            if window.kv_usage is None or not window.running:
+                continue
+            used = heads * (1.0 - (1.0 - 1.0 / heads) ** window.running)
+            told = used * tokens + window.running * (own + rules.block_size / 2)
+            misses += (told / (rules.blocks * rules.block_size) - window.kv_usage) ** 2
+        if misses < least:
+            best, least = heads, misses
+    return best

@@ -6,13 +6,17 @@ fraction of the second which they share can be bounded; every other line lies be
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 from statistics import median
 from typing import Any
+
+from logscope.inference.probe_clock import fitted_ticks
 
 __all__ = ["LogClock", "Mark"]
 
@@ -49,7 +53,10 @@ class LogClock:
         epoch = min(epoch, raw[0] - timedelta(seconds=period)) - timedelta(seconds=5)
         clock = cls(epoch, period, offset)
         seconds = [(t - epoch).total_seconds() for t in raw]
-        base = None if offset is not None else _phase(seconds, period)
+        base = None
+        if offset is None:
+            base, period = _phase(seconds, period, _sides(stats, others))
+            clock.period = period
         clock.steady = base is not None
         at = float("-inf")
         for row, second in zip(stats, seconds, strict=True):
@@ -61,9 +68,24 @@ class LogClock:
             clock._stats[row["order"]] = at
         anchors = sorted(clock._stats.items())
         clock._lines = ([o for o, _ in anchors], [t for _, t in anchors])
-        anchors = _with_ticks(anchors, probes, period)
+        ticks = [] if offset is not None else fitted_ticks(anchors, clock._bounds(others), probes)
+        if ticks:
+            anchors = sorted({**dict(ticks), **dict(anchors)}.items())
+            anchors = _rising(anchors)
+            clock._lines = ([o for o, _ in anchors], [t for _, t in anchors])
+        elif offset is None:
+            anchors = _with_ticks(anchors, probes, period)
         clock._ticks = ([o for o, _ in anchors], [t for _, t in anchors])
         return clock
+
+    def _bounds(self, rows: Sequence[Row]) -> list[tuple[int, float, float]]:
+        """(order, earliest, latest) of the rows that bear a time."""
+        found = []
+        for row in rows:
+            if row["time"] is not None:
+                second = (row["time"] - self.epoch).total_seconds()
+                found.append((row["order"], second, second + 1.0))
+        return found
 
     def stats_time(self, row: Row) -> float:
         """When a statistics line was written."""
@@ -130,7 +152,7 @@ def _period(times: Sequence[datetime]) -> float:
     Stamps are cut to the second, so a span of n beats is known to a second only; within that the round figure is right
     (the loop sleeps for it). 10 s where there is one line.
     """
-    gaps = [(b - a).total_seconds() for a, b in zip(times, times[1:], strict=False)]
+    gaps = [(b - a).total_seconds() for a, b in pairwise(times)]
     gaps = [g for g in gaps if g > 0.5]
     if not gaps:
         return 10.0
@@ -149,19 +171,49 @@ def _period(times: Sequence[datetime]) -> float:
     return min(max(common, (longest - 1) / most), (longest + 1) / most)
 
 
-def _phase(seconds: Sequence[float], period: float) -> float | None:
-    """The base of the beat that lets the most lines print their second (stamps are cut, so +0 .. +1).
+def _sides(stats: Sequence[Row], others: Sequence[Row]) -> list[tuple[int, int]]:
+    """For each statistics line, how many timed lines of its own second stand before and after it."""
+    same: dict[datetime, list[int]] = {}
+    for row in others:
+        if row["time"] is not None:
+            same.setdefault(row["time"], []).append(row["order"])
+    sides = []
+    for row in stats:
+        orders = same.get(row["time"], [])
+        before = sum(o < row["order"] for o in orders)
+        sides.append((before, len(orders) - before))
+    return sides
 
-    None where too few lines keep to any beat.
+
+def _phase(
+    seconds: Sequence[float], period: float, sides: Sequence[tuple[int, int]]
+) -> tuple[float | None, float]:
+    """The base of the beat and its exact period, which let the most lines print their second (stamps are cut: +0 .. +1).
+
+    Among those the likeliest by what stands before and after each line within its second. None where too few lines
+    keep to any beat.
     """
-    best, most = 0.5, -1.0
-    for i in range(20):
-        phase = (i + 0.5) / 20
-        base = seconds[0] + phase
-        hits = sum(s <= _beat(s, base, period) < s + 1 for s in seconds) - abs(phase - 0.5) * 0.01
-        if hits > most:
-            best, most = phase, hits
-    return seconds[0] + best if most >= 0.7 * len(seconds) else None
+    best, most, period_of_best = 0.5, -math.inf, period
+    fitting = 0
+    for drift in (0.0, 2e-4, 5e-4, 1e-3, 2e-3):
+        beat = period * (1.0 + drift)
+        for i in range(20):
+            base = seconds[0] + (i + 0.5) / 20
+            score = -50.0 * drift - 0.1 * abs(i - 9.5) / 20
+            hits = 0
+            for second, (before, after) in zip(seconds, sides, strict=True):
+                part = _beat(second, base, beat) - second
+                if 0.0 <= part < 1.0:
+                    hits += 1
+                    inside = min(max(part, 0.02), 0.98)
+                    score += before * math.log(inside) + after * math.log(1.0 - inside)
+                else:
+                    score -= 6.0
+            if score > most:
+                best, most, period_of_best, fitting = base, score, beat, hits
+    if fitting < 0.7 * len(seconds):
+        return None, period
+    return best, period_of_best
 
 
 def _beat(second: float, base: float, period: float) -> float:
@@ -171,6 +223,14 @@ def _beat(second: float, base: float, period: float) -> float:
 def _on_beat(second: float, base: float, period: float) -> float:
     beat = _beat(second, base, period)
     return beat if second <= beat < second + 1 else min(max(beat, second + 0.02), second + 0.98)
+
+
+def _rising(anchors: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Anchors whose times rise with their order."""
+    out: list[tuple[int, float]] = []
+    for order, at in anchors:
+        out.append((order, max(at, out[-1][1]) if out else at))
+    return out
 
 
 def _with_ticks(

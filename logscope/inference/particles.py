@@ -22,14 +22,17 @@ from logscope.inference.step_times import StepCost
 __all__ = ["Node", "Particle", "ParticleFilter", "Plan", "WindowFit"]
 
 Ids = npt.NDArray[np.int64]
+_LOOK_EVERY = 12  # proposals between two looks at how much the speed matters
+_MEMORY = 0.93  # of a window's speed in the next one
+_IN_FLIGHT = 0.3  # chance that the last arrivals of a window are not in any finished step
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a pass of the filter goes.
 
-    `particles` go on after each window, each makes `proposals`; `cost_sd` is the spread of the particles' step costs
-    (log), `speed_sd` that of the speed from window to window; `speeds` are beliefs (mean, sd of the log) by window.
+    `particles` go on after each window, each makes `proposals`; `cost_sd` is the least spread of the particles' step
+    costs (log), `speed_sd` that of the speed from window to window; `speeds` are beliefs (mean, sd of the log) by window.
     """
 
     particles: int = 48
@@ -42,7 +45,10 @@ class Plan:
 
 @dataclass(slots=True)
 class Node:
-    """What a particle did in one window, and where it came from. `work` as in `SketchReplay`; `speed` is a logarithm."""
+    """What a particle did in one window, and where it came from. `work` as in `SketchReplay`; `speed` is a logarithm.
+
+    `known`: how far the line would differ, in its spreads, had the speed been a tenth lower; negative where nobody looked.
+    """
 
     parent: Node | None
     window: int
@@ -53,13 +59,13 @@ class Node:
     credited: float
     preempted_at: list[float]
     done: list[SketchRequest]
-    slope: float
+    known: float
     stalled: bool = False
 
 
 @dataclass(slots=True)
 class Particle:
-    """An engine, its step costs, and its past."""
+    """An engine, its step costs, and its past. `arrived`: requests that came to it so far."""
 
     engine: SketchReplay
     cost: StepCost
@@ -67,6 +73,7 @@ class Particle:
     node: Node | None = None
     log_weight: float = 0.0
     stalled: bool = False
+    arrived: int = 0
 
     def past(self) -> list[Node]:
         """Its nodes, oldest first."""
@@ -102,6 +109,7 @@ class _Draft:
     groups: Ids
     times: Floats
     speed: float
+    stall_from: int = 0
     stall_end: float | None = None
     tried: list[tuple[float, float]] = field(default_factory=list)
 
@@ -113,9 +121,10 @@ class ParticleFilter:
         seen: windows and arrivals.
         rules: the engine.
         lengths: beliefs about the requests' lengths.
-        cost: the step costs around which the particles' own are drawn.
+        draw_cost: draws a particle's step costs, with at least the spread that it is given.
         plan: sizes and spreads.
         rng: the only source of chance.
+        share: the part of the arrivals that comes to this engine, where others in the same server take the rest.
     """
 
     def __init__(
@@ -123,22 +132,25 @@ class ParticleFilter:
         seen: Observations,
         rules: SketchRules,
         lengths: LengthModel,
-        cost: StepCost,
+        draw_cost: Callable[[np.random.Generator, float], StepCost],
         plan: Plan,
         rng: np.random.Generator,
+        share: float = 1.0,
     ) -> None:
         self.seen = seen
         self.rules = rules
         self.lengths = lengths
-        self.cost = cost
+        self.draw_cost = draw_cost
         self.plan = plan
         self.rng = rng
+        self.share = share
         self.fits: list[WindowFit] = []
+        self._proposed = 0
         self._low = np.array([a.low for a in seen.arrivals])
         self._high = np.array([a.high for a in seen.arrivals])
         ends = np.array([w.end for w in seen.windows])
         self._window_of = np.searchsorted(ends, (self._low + self._high) / 2, side="left")
-        self._arrived = np.searchsorted(self._window_of, np.arange(len(ends)), side="right")
+        self._aborts = {i: a.abort for i, a in enumerate(seen.arrivals) if a.abort is not None}
         self._new = [np.flatnonzero(self._window_of == k) for k in range(len(ends) + 1)]
 
     def run(self, progress: Callable[[float], None] | None = None) -> list[Particle]:
@@ -157,9 +169,7 @@ class ParticleFilter:
         return [self._to_the_end(particle) for particle in particles]
 
     def _fresh(self) -> Particle:
-        factors = np.exp(self.plan.cost_sd * self.rng.standard_normal(5))
-        values = [c * f for c, f in zip(self.cost.coefficients, factors, strict=True)]
-        cost = StepCost(*map(float, values))
+        cost = self.draw_cost(self.rng, self.plan.cost_sd)
         return Particle(SketchReplay(self.rules, cost), cost)
 
     # ---- choosing ----
@@ -198,7 +208,9 @@ class ParticleFilter:
         draft = self._draft(particle, k, window, belief)
         redraws = self._redraws(particle)
         best: Particle | None = None
-        for turn in range(self.plan.rounds):
+        rounds = self.plan.rounds
+        turn = 0
+        while turn < rounds:
             engine = self._live(particle, k, window, draft, redraws)
             generated = engine.generated - particle.engine.generated
             credited = engine.credited - particle.engine.credited
@@ -209,15 +221,45 @@ class ParticleFilter:
                 log_weight -= 4.0
             if best is None or log_weight > best.log_weight:
                 best = self._outcome(particle, k, draft, engine, log_weight)
-            if turn + 1 < self.plan.rounds and not self._correct(
+            turn += 1
+            if turn < rounds and not self._correct(
                 particle, window, draft, redraws, belief, engine, generated, credited
             ):
                 break
-        if best is None:
+            if draft.stall_end is not None:
+                rounds = self.plan.rounds + 2
+        if best is None or best.node is None:
             raise AssertionError("a proposal has at least one round")
-        if best.node is not None:
-            best.node.slope = _slope(draft.tried)
+        self._proposed += 1
+        if self._proposed % _LOOK_EVERY == 0 and draft.stall_end is None:
+            best.node.known = self._look(particle, k, window, draft, redraws, best)
         return best
+
+    def _look(
+        self,
+        particle: Particle,
+        k: int,
+        window: Window,
+        draft: _Draft,
+        redraws: dict[int, int],
+        best: Particle,
+    ) -> float:
+        """How much a speed that is a tenth lower would change the line."""
+        before = draft.speed
+        draft.speed = best.speed + 0.1
+        slower = self._live(particle, k, window, draft, redraws)
+        draft.speed = before
+        told = Window(
+            window.start,
+            window.end,
+            best.engine.shown_running,
+            best.engine.shown_waiting,
+            None,
+            float(best.engine.generated - particle.engine.generated),
+            best.engine.usage,
+        )
+        generated = float(slower.generated - particle.engine.generated)
+        return -2.0 * _log_likelihood(told, slower, generated, 0.0)
 
     def _speed_belief(self, particle: Particle, k: int) -> tuple[float, float]:
         """Mean and spread of the logarithm of the speed in a window."""
@@ -226,18 +268,22 @@ class ParticleFilter:
             return float(means[k]), float(spreads[k])
         before = self.seen.windows[k - 1].generated_tokens if k else None
         spread = self.plan.speed_sd if before is None or before >= 20 else 2.5 * self.plan.speed_sd
-        return 0.85 * particle.speed, spread
+        return _MEMORY * particle.speed, spread
 
     def _draft(
         self, particle: Particle, k: int, window: Window, belief: tuple[float, float]
     ) -> _Draft:
         """First guess: lengths that sum up to what was credited, for as many requests as must have been admitted."""
         queued = [r.id for r in particle.engine.unstarted()]
-        new = self._new[k]
+        new = self._drawn_new(k)
         untouched = np.concatenate([np.array(queued, dtype=np.int64), new])
-        before = int(self._arrived[k - 1]) if k else 0
-        started = before - len(queued)
-        admitted = int(np.clip(self._arrived[k] - window.waiting - started, 0, len(untouched)))
+        started = particle.arrived - len(queued)
+        present = particle.arrived + len(new) - window.waiting
+        admitted = int(np.clip(present - started, 0, len(untouched)))
+        late = min(len(new), admitted)
+        if late and float(self.rng.random()) < _IN_FLIGHT:
+            # the step under way does not show: a long prefill and who came after it
+            admitted -= int(self.rng.integers(1, min(late, 3) + 1))
         own = self.lengths.draw(self.rng, untouched)
         if admitted and window.prompt_tokens:
             pending = sum(r.credit for r in particle.engine.in_prefill())
@@ -263,6 +309,11 @@ class ParticleFilter:
             if not window.generated_tokens:
                 draft.stall_end = window.end + float(self.rng.random()) * 5.0
         return draft
+
+    def _drawn_new(self, k: int) -> Ids:
+        """Arrivals of a window that come to this engine."""
+        new = self._new[k]
+        return new if self.share >= 1.0 else new[self.rng.random(len(new)) < self.share]
 
     def _times(self, who: Ids) -> Floats:
         """Arrival times between the bounds; those with equal bounds in order."""
@@ -303,7 +354,8 @@ class ParticleFilter:
             request.resize(lengths)
         for i, lengths in enumerate(sizes[draft.queued :]):
             request_id = int(draft.untouched[draft.queued + i])
-            engine.add(request_id, lengths, float(draft.times[i]))
+            at = float(draft.times[i])
+            engine.add(request_id, lengths, at, self._aborts.get(request_id))
         if redraws:
             for request in [*engine.running, *engine.queue]:
                 if request.id in redraws:
@@ -313,8 +365,7 @@ class ParticleFilter:
             if particle.stalled:
                 engine.prolong(draft.stall_end)
             else:
-                target = particle.engine.generated + int(window.generated_tokens or 0)
-                engine.stall = (target, draft.stall_end)
+                engine.stall = (draft.stall_from, draft.stall_end)
         engine.advance(window.end)
         return engine
 
@@ -339,20 +390,40 @@ class ParticleFilter:
         draft.tried.append((draft.speed, generated))
         if abs(generated - wanted) <= max(3.0, 0.01 * wanted):
             return changed
-        if particle.stalled and draft.stall_end is not None:
-            rate = max(generated, wanted) / max(window.end - draft.stall_end, 1.0)
-            shift = (generated - wanted) / max(rate, 1.0)
-            draft.stall_end = min(max(draft.stall_end + shift, window.start), window.end)
-            return True
         if draft.stall_end is not None:
-            return changed
+            return self._move_stall(window, draft, generated, wanted) or changed
         step = _speed_step(draft.tried, wanted)
         limit = 3.0 * belief[1]
-        if generated > wanted + 20 and step > 2.0 * limit and generated > 1.5 * wanted:
-            draft.stall_end = window.end + float(self.rng.random()) * (window.end - window.start)
+        lacking = math.log(max(generated, 1.0) / max(wanted, 1.0))
+        if window.running and generated > wanted + 50 and lacking > 2.0 * limit:
+            self._stall(particle, window, draft, generated, wanted)
             return True
         speed = draft.speed + min(max(step, -0.4), 0.4)
         draft.speed = min(max(speed, belief[0] - limit), belief[0] + limit)
+        return True
+
+    def _stall(
+        self, particle: Particle, window: Window, draft: _Draft, generated: float, wanted: float
+    ) -> None:
+        """Explain far too few tokens by one step that lasted: the very first (warm-up), or the one after the last token."""
+        seconds = window.end - window.start
+        chance = float(self.rng.random())
+        draft.stall_from = particle.engine.generated
+        if particle.engine.generated == 0 and wanted > 0:
+            left = 2.0 * chance * seconds * wanted / max(generated, 1.0)
+            draft.stall_end = window.end - max(left, 0.15 * seconds * chance)
+        else:
+            draft.stall_from += int(wanted)
+            draft.stall_end = window.end + chance * seconds
+
+    def _move_stall(self, window: Window, draft: _Draft, generated: float, wanted: float) -> bool:
+        """Let the long step end so much later or earlier as tokens are too many or too few."""
+        end = draft.stall_end
+        if end is None or end >= window.end:
+            return False
+        rate = max(generated, wanted, 1.0) / max(window.end - end, 1.0)
+        moved = end + (generated - wanted) / rate
+        draft.stall_end = min(max(moved, window.start), window.end - 0.05)
         return True
 
     def _correct_prompts(
@@ -418,16 +489,17 @@ class ParticleFilter:
             credited=engine.credited - base.credited,
             preempted_at=engine.preempted_at,
             done=engine.done,
-            slope=0.0,
+            known=-1.0,
             stalled=draft.stall_end is not None,
         )
-        return Particle(engine, particle.cost, draft.speed, node, log_weight, stalled)
+        arrived = particle.arrived + len(draft.untouched) - draft.queued
+        return Particle(engine, particle.cost, draft.speed, node, log_weight, stalled, arrived)
 
     # ---- after the last line ----
 
     def _to_the_end(self, particle: Particle) -> Particle:
         """What arrived after the last statistics line, and whatever was still under way, by belief alone."""
-        tail = self._new[len(self.seen.windows)]
+        tail = self._drawn_new(len(self.seen.windows))
         engine = particle.engine.fork()
         sharing = self.lengths.sharing
         shared = sharing.tokens if sharing.groups else 0
@@ -438,8 +510,8 @@ class ParticleFilter:
             lengths = Lengths(
                 int(own[i]) + shared, int(outputs[i]), shared, int(groups[i]) if shared else -1
             )
-            engine.add(int(tail[i]), lengths, float(at))
-        speed = 0.85 * particle.speed
+            engine.add(int(tail[i]), lengths, float(at), self._aborts.get(int(tail[i])))
+        speed = _MEMORY * particle.speed
         engine.cost = particle.cost.scaled(math.exp(speed))
         engine.advance(math.inf)
         node = Node(
@@ -452,7 +524,7 @@ class ParticleFilter:
             credited=engine.credited - particle.engine.credited,
             preempted_at=engine.preempted_at,
             done=engine.done,
-            slope=0.0,
+            known=-1.0,
         )
         return Particle(engine, particle.cost, speed, node)
 
@@ -464,7 +536,7 @@ def _log_likelihood(
     total = _square(engine.shown_running - window.running, 0.8 + 0.03 * window.running)
     total += _square(engine.shown_waiting - window.waiting, 0.8 + 0.04 * window.waiting)
     if window.kv_usage is not None:
-        total += _square(engine.usage - window.kv_usage, 0.025)
+        total += _usage_misfit(window, engine)
     if window.generated_tokens is not None:
         spread = 6.0 + 0.02 * window.generated_tokens
         total += _square(generated - window.generated_tokens, spread)
@@ -472,6 +544,16 @@ def _log_likelihood(
         spread = 15.0 + 0.03 * window.prompt_tokens
         total += _square(credited - window.prompt_tokens, spread)
     return -total / 2
+
+
+def _usage_misfit(window: Window, engine: SketchReplay) -> float:
+    """KV usage, where one request more or less running is not held against it twice."""
+    seen = window.kv_usage or 0.0
+    told = engine.usage
+    each = seen / window.running if window.running else told / max(engine.shown_running, 1)
+    surplus = (engine.shown_running - window.running) * each
+    miss = min(abs(told - seen), abs(told - seen - surplus))
+    return _square(miss, 0.003 + 0.015 * max(seen, told) + 0.15 * each)
 
 
 def _square(miss: float, spread: float) -> float:
@@ -496,7 +578,7 @@ def _tempering(logs: Floats, enough: float) -> float:
 
 def _speed_step(tried: list[tuple[float, float]], wanted: float) -> float:
     """How far to move the logarithm of the step scale: along the secant, or in proportion."""
-    speed, generated = tried[-1]
+    _speed, generated = tried[-1]
     slope = _slope(tried)
     if slope < 0:
         return (wanted - generated) / slope

@@ -7,6 +7,7 @@ come first served, V1 and V0, prompts with a shared head. What comes of an infer
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -179,6 +180,7 @@ class SketchReplay:
         self.running: list[SketchRequest] = []
         self.queue: deque[SketchRequest] = deque()
         self.pending: deque[SketchRequest] = deque()
+        self.aborts: list[tuple[float, int]] = []
         self.done: list[SketchRequest] = []
         self.groups: dict[int, list[int]] = {}
         self.generated = 0
@@ -212,6 +214,7 @@ class SketchReplay:
         new.preempted_at = []
         new.stalls = self.stalls.copy()
         new.work = self.work.copy()
+        new.aborts = self.aborts.copy()
         new.groups = {k: v.copy() for k, v in self.groups.items()} if self.groups else {}
         flight = self._flight
         if flight is not None:
@@ -222,9 +225,13 @@ class SketchReplay:
             new._flight = copied
         return new
 
-    def add(self, request_id: int, lengths: Lengths, arrival: float) -> None:
-        """Announce a request; arrivals come in order."""
+    def add(
+        self, request_id: int, lengths: Lengths, arrival: float, abort: float | None = None
+    ) -> None:
+        """Announce a request; arrivals come in order. `abort`: when its client goes away."""
         self.pending.append(SketchRequest(request_id, lengths, arrival))
+        if abort is not None:
+            heapq.heappush(self.aborts, (max(abort, arrival + 1e-3), request_id))
 
     def unstarted(self) -> Iterable[SketchRequest]:
         """Requests that no step has touched, in order: their lengths may still be changed."""
@@ -260,6 +267,9 @@ class SketchReplay:
                     return
                 while self.pending and self.pending[0].arrival <= self.now:
                     self.queue.append(self.pending.popleft())
+                if self.aborts and self.aborts[0][0] <= self.now:
+                    self._abort()
+                    continue
                 if self._stride(until):
                     continue
                 self._decide()
@@ -269,6 +279,16 @@ class SketchReplay:
             if self.now + flight.seconds > until:
                 return
             self._complete(flight)
+
+    def _abort(self) -> None:
+        """Drop those whose clients went away by now."""
+        while self.aborts and self.aborts[0][0] <= self.now:
+            _at, gone = heapq.heappop(self.aborts)
+            for request in self.running:
+                if request.id == gone:
+                    self._release(request)
+            self.running = [r for r in self.running if r.id != gone]
+            self.queue = deque([r for r in self.queue if r.id != gone])
 
     # ---- many steps at once ----
 
@@ -296,6 +316,9 @@ class SketchReplay:
         if self.pending:
             # the first step that starts at or after an arrival sees it
             before = _fitting(first, growth, self.pending[0].arrival - self.now, steps)
+            steps = min(steps, before + 1)
+        if self.aborts:
+            before = _fitting(first, growth, self.aborts[0][0] - self.now, steps)
             steps = min(steps, before + 1)
         seconds = first * steps + growth * steps * (steps - 1) / 2
         self.now += seconds

@@ -1,4 +1,4 @@
-"""Step costs from a log: a ridge regression with shares as its prior, first over the windows, then over replays.
+"""Step costs from a log: a regression in the logarithms of the coefficients, with what hardware makes likely as prior.
 
 `first_guess` needs only the statistics lines; `refit` uses what the particles' engines really did in each window.
 """
@@ -19,120 +19,164 @@ __all__ = ["CostFit", "first_guess", "refit"]
 
 Floats = npt.NDArray[np.float64]
 
-# What part of the time is taken to go to base, prefill, decode, KV reads and long prompts before the log says otherwise.
-_SHARES = np.array([0.45, 0.20, 0.28, 0.05, 0.02])
-_PRIOR_SPREAD = 0.7  # relative, of each coefficient about its share
-_NOISE = 0.15  # relative, of a window's time about the model
-_FALLBACK = (0.02, 1e-4, 3e-4, 1e-7, 1e-9)
+# Ratios of coefficients that hold from CPUs to large GPUs (roofline of dense models), as (over, under, log of the ratio,
+# spread of that log). Coefficients: 0 base, 1 a prefill token, 2 a decoding request, 3 a KV token read, 4 a square of
+# prefill tokens. A decoded token costs no less than a prefilled one; reading a KV token about a thousandth of it;
+# attention overtakes the rest of a prefill at several thousand tokens.
+_RATIOS = (
+    (1, 0, np.log(1 / 80), 1.2),
+    (2, 1, np.log(1.8), 0.5),
+    (3, 1, np.log(1e-3), 0.8),
+    (4, 1, np.log(7e-5), 1.0),
+)
+_NOISE = 0.08  # relative, of a window's time about the model
+_WIDEST = 0.5  # of a coefficient's logarithm, when particles are drawn
 
 
 @dataclass(frozen=True, slots=True)
 class CostFit:
-    """Coefficients with the relative error of the windows' times, and how many windows they rest on (weights' sum)."""
+    """Step costs with their uncertainty.
 
-    cost: StepCost
+    `logs` and `covariance`: of the coefficients' logarithms; `error`: relative misfit of the windows' times; `windows`:
+    sum of the windows' weights, 0 where nothing but the prior and the mean concurrency speaks.
+    """
+
+    logs: Floats
+    covariance: Floats
     error: float
     windows: float
+
+    @property
+    def cost(self) -> StepCost:
+        """The costs at the centre."""
+        return StepCost(*map(float, np.exp(self.logs)))
+
+    def draw(self, rng: np.random.Generator, least: float) -> StepCost:
+        """Costs as they may be. `least`: smallest spread of the whole, as a logarithm."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        noise = vectors @ (np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(5))
+        shift = np.clip(noise, -2 * _WIDEST, 2 * _WIDEST) + least * rng.standard_normal(5) / 2
+        return StepCost(*map(float, np.exp(self.logs + shift + least * rng.standard_normal() / 2)))
 
 
 def first_guess(seen: Observations, kv_tokens: int) -> CostFit:
     """Costs from the windows alone. `kv_tokens`: capacity of the cache in tokens.
 
-    With `r` running on average a window of `w` seconds gives `r w` seconds of requests' steps, and `g / r` steps: that
-    holds where the engine is always busy, and on average also where it is not.
+    What runs on average times a window's seconds is the time that requests spend in steps: as many steps as tokens were
+    generated, each as long as the batch makes it. A window that begins and ends with a queue tells that well, an idle
+    one hardly.
     """
-    rows, times, weights = [], [], []
+    rows, times, spreads = _concurrency(seen, kv_tokens, with_steady=True)
+    if not rows:
+        rows, times, spreads = [[1.0, 0.0, 1.0, 0.0, 0.0]], [0.02], [0.04]
+    return _fit(np.array(rows), np.array(times), np.array(spreads))
+
+
+def _concurrency(
+    seen: Observations, kv_tokens: int, with_steady: bool
+) -> tuple[list[list[float]], list[float], list[float]]:
+    """Rows of work, request-seconds and their spreads, one a window; steady ones (a queue at both ends) if asked for."""
+    rows, times, spreads = [], [], []
+    everything = sum(w.generated_tokens or 0.0 for w in seen.windows)
+    each = sum(w.running * (w.end - w.start) for w in seen.windows) / max(everything, 1.0)
     running = usage = waiting = 0.0
     for window in seen.windows:
-        mean = max(0.5 * (running + window.running), 0.5)
-        filled = 0.5 * (usage + (window.kv_usage or 0.0)) * kv_tokens
         generated, prompt = window.generated_tokens or 0.0, window.prompt_tokens or 0.0
+        mean = 0.5 * (running + window.running)
+        crowd = mean + float(np.exp(-mean))  # how many run when one runs
+        filled = 0.5 * (usage + (window.kv_usage or 0.0)) * kv_tokens
         seconds = window.end - window.start
-        queued = waiting > 0 and window.waiting > 0
-        busy = min(running, window.running)
-        weight = 1.0 if queued else 0.5 if window.waiting > 0 or busy >= 3 else 0.1 * (busy >= 1)
-        if weight and generated > 20:
-            steps = generated / mean
-            length = prompt / max(1.0, generated / 100.0)
-            rows.append([steps, prompt, generated, steps * filled, prompt * min(length, 4000.0)])
-            times.append(seconds)
-            weights.append(weight)
+        steady = waiting > 0 and window.waiting > 0
+        if generated > 0 and (with_steady or not steady):
+            length = min(prompt / max(1.0, generated / 100.0), 4000.0)
+            rows.append(
+                [
+                    generated,
+                    prompt * crowd,
+                    generated * crowd,
+                    generated * filled,
+                    prompt * crowd * length,
+                ]
+            )
+            times.append(seconds * mean)
+            expected = max(generated * each / seconds, 0.2)
+            blur = 0.05 * mean if steady else np.sqrt(expected / 2)
+            spreads.append(seconds * float(np.hypot(0.1 * mean, blur)))
         running, usage, waiting = window.running, window.kv_usage or 0.0, window.waiting
-    if not rows:
-        return _idle_guess(seen)
-    return _ridge(np.array(rows), np.array(times), np.array(weights))
+    return rows, times, spreads
 
 
-def _idle_guess(seen: Observations) -> CostFit:
-    """A log of a server that was hardly ever busy: mean concurrency over the rate of tokens is the time of one."""
-    generated = sum(w.generated_tokens or 0.0 for w in seen.windows)
-    seconds = sum(w.end - w.start for w in seen.windows)
-    running = sum(w.running for w in seen.windows) / max(1, len(seen.windows))
-    if generated < 10:
-        return CostFit(StepCost(*_FALLBACK), 1.0, 0.0)
-    each = min(max(running, 0.3) * seconds / generated, 0.2)
-    return CostFit(
-        StepCost(0.7 * each, 0.01 * each, 0.03 * each, 1e-5 * each, 1e-7 * each), 0.5, 0.0
-    )
-
-
-def refit(particles: Sequence[Particle], seen: Observations, before: CostFit) -> CostFit:
+def refit(
+    particles: Sequence[Particle], seen: Observations, kv_tokens: int, before: CostFit
+) -> CostFit:
     """Costs from the work which the particles' engines did: in each window, busy time against steps and tokens.
 
-    A window counts as far as its generated tokens tell the speed.
+    A window counts as far as its line tells the speed; the mean concurrency speaks for those that are partly idle.
     """
     histories = [p.past() for p in particles]
-    rows, times, weights = [], [], []
+    rows, times, spreads = _concurrency(seen, kv_tokens, with_steady=False)
     for k, window in enumerate(seen.windows):
         nodes = [h[k] for h in histories if k < len(h)]
         busy = float(np.mean([n.busy for n in nodes]))
         if busy < 0.05 or any(n.stalled for n in nodes):
             continue
-        rows.append(np.mean([n.work for n in nodes], axis=0))
+        known = _information(nodes, busy, window.end - window.start)
+        if known < 1e-3:
+            continue
+        rows.append([float(v) for v in np.mean([n.work for n in nodes], axis=0)])
         times.append(busy)
-        weights.append(
-            _information(nodes, window.generated_tokens or 0.0, busy, window.end - window.start)
-        )
-    if not rows or sum(weights) < 0.1:
+        spreads.append(busy * _NOISE / np.sqrt(known))
+    if not rows:
         return before
-    return _ridge(np.array(rows), np.array(times), np.array(weights))
+    return _fit(np.array(rows), np.array(times), np.array(spreads))
 
 
-def _information(nodes: Sequence[Node], generated: float, busy: float, seconds: float) -> float:
-    """0..1: how well the window's tokens tell the speed, by the slope that the proposals met."""
-    slopes = [-n.slope for n in nodes if n.slope < 0]
-    if slopes:
-        spread = 6.0 + 0.02 * generated
-        known = (0.1 * float(np.median(slopes)) / spread) ** 2
+def _information(nodes: Sequence[Node], busy: float, seconds: float) -> float:
+    """0..1: how well the window's line tells the speed, from the proposals that looked at another one."""
+    looked = [n.known for n in nodes if n.known >= 0]
+    if looked:
+        known = float(np.mean(np.minimum(looked, 20.0)))
         return known / (1.0 + known)
-    return 0.7 * min(1.0, busy / seconds) ** 2
+    return 0.3 * min(1.0, busy / seconds) ** 2
 
 
-def _ridge(work: Floats, times: Floats, weights: Floats) -> CostFit:
-    """Least squares of relative misses over coefficients that are not negative, drawn to the shares; once reweighted."""
-    weights = weights.copy()
-    total = float((weights * times).sum())
-    sums = np.maximum((weights[:, None] * work).sum(axis=0), 1e-12)
-    prior = _SHARES * total / sums
-    coefficients = prior
-    for _ in range(2):
-        coefficients = prior * _solve(work * prior, times, weights)
-        misses = np.abs(work @ coefficients / times - 1.0)
-        weights = weights * np.minimum(1.0, 0.3 / np.maximum(misses, 1e-9))
-    misses = np.abs(work @ coefficients / times - 1.0)
-    error = float((weights * misses).sum() / max(float(weights.sum()), 1e-9))
-    return CostFit(StepCost(*map(float, coefficients)), error, float(weights.sum()))
+def _fit(work: Floats, times: Floats, spreads: Floats) -> CostFit:
+    """Levenberg-Marquardt in the logarithms, robust by reweighting windows that miss by far."""
+    logs = _start(work, times)
+    robust = np.ones(len(times))
+    normal = np.eye(5)
+    for turn in range(40):
+        parts = work * np.exp(logs)
+        misses = (times - parts.sum(axis=1)) / spreads
+        if turn and turn % 10 == 0:
+            robust = np.minimum(1.0, 2.0 / np.maximum(np.abs(misses), 1e-9))
+        weighted = parts / spreads[:, None] * np.sqrt(robust)[:, None]
+        normal = weighted.T @ weighted
+        gradient = weighted.T @ (misses * np.sqrt(robust))
+        for over, under, centre, spread in _RATIOS:
+            miss = (centre - (logs[over] - logs[under])) / spread**2
+            gradient[over] += miss
+            gradient[under] -= miss
+            normal[over, over] += 1 / spread**2
+            normal[under, under] += 1 / spread**2
+            normal[over, under] -= 1 / spread**2
+            normal[under, over] -= 1 / spread**2
+        step = np.linalg.solve(
+            normal + 0.05 * np.diag(np.diag(normal)) + 1e-9 * np.eye(5), gradient
+        )
+        logs = logs + np.clip(step, -0.7, 0.7)
+    misses = np.abs(times - (work * np.exp(logs)).sum(axis=1)) / np.maximum(times, 1e-9)
+    weights = 1.0 / spreads**2 * times**2
+    error = float((weights * np.minimum(misses, 1.0)).sum() / max(float(weights.sum()), 1e-12))
+    covariance = np.asarray(np.linalg.inv(normal + 1e-6 * np.eye(5)), dtype=np.float64)
+    strength = float(np.minimum(1.0, (_NOISE * times / spreads) ** 2).sum())
+    return CostFit(logs, covariance, error, strength)
 
 
-def _solve(columns: Floats, times: Floats, weights: Floats) -> Floats:
-    """Coordinate descent for the factors on the prior coefficients, kept above a fiftieth."""
-    scale = np.sqrt(weights) / (_NOISE * times)
-    left = np.vstack([columns * scale[:, None], np.eye(columns.shape[1]) / _PRIOR_SPREAD])
-    right = np.concatenate([times * scale, np.full(columns.shape[1], 1.0 / _PRIOR_SPREAD)])
-    matrix, vector = left.T @ left, left.T @ right
-    factors = np.ones(columns.shape[1])
-    for _ in range(300):
-        for j in range(len(factors)):
-            rest = float(matrix[j] @ factors) - float(matrix[j, j]) * factors[j]
-            factors[j] = max(0.02, (float(vector[j]) - rest) / float(matrix[j, j]))
-    return factors
+def _start(work: Floats, times: Floats) -> Floats:
+    """All ratios at their centres, the whole at the level of the times."""
+    logs = np.zeros(5)
+    for over, under, centre, _spread in _RATIOS:
+        logs[over] = logs[under] + centre
+    level = float(times.sum()) / max(float((work * np.exp(logs)).sum()), 1e-12)
+    return np.asarray(logs + np.log(max(level, 1e-9)), dtype=np.float64)
