@@ -13,7 +13,7 @@ JOBS   ?= auto
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench wheel readme clean distclean
+.PHONY: help demo test lint format bench wheel readme man clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -58,6 +58,9 @@ bench: $(VENV)/.installed-dev
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+man: $(VENV)/.installed
+	$(BIN)/python docs/make_man.py out/logscope.1
 
 readme: $(VENV)/.installed-dev
 	$(BIN)/python docs/refresh_readme.py

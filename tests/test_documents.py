@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -72,3 +73,16 @@ def test_a_readers_first_minute_is_short() -> None:
     before = readme[: readme.index("## What it prints")]
     assert "make demo" in before
     assert len(before.split()) < 260
+
+
+def test_the_man_page_knows_every_command_and_option() -> None:
+    namespace = runpy.run_path(str(ROOT / "docs" / "make_man.py"))
+    page = namespace["man_page"]().replace("\\-", "-")
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert f".SS logscope {name} " in page
+        flags = [o for p in command.params for o in p.opts if o.startswith("--")]
+        assert [flag for flag in flags if flag not in page] == []
+    assert not re.search(r"^[.'](?![A-Z]{1,2}\b)", page, re.M)

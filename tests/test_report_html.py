@@ -326,7 +326,7 @@ def test_several_engines_have_a_table_and_a_timeline_each(
     assert drawn.timelines[0].id == "timeline-0-0-2"
     assert (len(drawn.timelines), drawn.omitted) == (4, 2)
     words = Outline(render_html(report_analysis, frames)).text
-    assert "server 0, start 1, engine 5" in words
+    assert "server 0, start 0, engine 5" in words
     assert "2 more engines" in words
 
 

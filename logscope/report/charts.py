@@ -64,9 +64,7 @@ def _timeline(
     if stats is None:
         return None
     server, run, index = engine_key(engine)
-    title = (
-        f"Server {server}, start {run + 1}, engine {index}" if others else "What happened over time"
-    )
+    title = f"Server {server}, start {run}, engine {index}" if others else "What happened over time"
     name = f"timeline-{server}-{run}-{index}"
     return timeline(name, title, stats, engine, _of(frames, "replay_steps", engine))
 

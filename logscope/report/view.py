@@ -245,7 +245,7 @@ def _engine_row(engine: Mapping[str, Any]) -> list[str]:
     found = preemptions(engine.get("preemptions") or {})
     e2e = (engine.get("latency") or {}).get("e2e_s") or {}
     return [
-        f"server {server}, start {run + 1}, engine {index}",
+        f"server {server}, start {run}, engine {index}",
         visible(f"{engine.get('vllm_version') or '?'} ({engine.get('engine') or '?'})"),
         period(engine.get("start"), engine.get("end")),
         verdict.title,
