@@ -115,7 +115,7 @@ class Accounts:
         """A prompt goes on in the next step when the budget cut it."""
         if expected:
             return 4.0 if count == 0 else 6.0 * (count - 1)
-        return 6.0 * count
+        return 12.0 * count
 
     def _chunk_cost(self, step: int, ended: int, prompts: int, cut: bool) -> float:
         """With a threshold a prompt's chunk is that long until its last, which is shorter but for chance."""
@@ -287,10 +287,10 @@ class Accounts:
             total = sum(held[place][0] for place in some)
             off = total - freed
             if all(held[place][1] for place in some):
-                cost = min(8.0, 0.5 * (off / spread) ** 2)
+                cost = min(4.5, 0.5 * (off / spread) ** 2)
             else:
                 share = sum(held[place][2] for place in some)
-                cost = 1.5 + min(4.5, 0.5 * (off / (0.6 * share + 1.0)) ** 2)
+                cost = 1.0 + min(3.5, 0.5 * (off / (0.6 * share + 1.0)) ** 2)
                 shortest = sum(state.running[p].outputs(step) for p in some) / self.size
                 if freed + spread < shortest:
                     cost += 5.0

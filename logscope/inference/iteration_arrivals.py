@@ -27,7 +27,8 @@ class Arrivals:
     """Requests in the order in which the server took them. Unknown numbers are 0, unknown times NaN.
 
     `limit`: most output tokens; `exact`: nothing but the limit ends it; `stamp`: the line's own time; `time`: seconds, as `Steps.end` (after `timed`); `position`:
-    number of steps whose lines stand before the request's; `gone`: position of its abort, or a large number.
+    number of steps whose lines stand before the request's; `gone`: position of its abort, or a large number. The first `before`
+    are nameless ones that waited already when the log begins. `gauges`: (step, waiting requests after it) of the statistics lines.
     """
 
     ids: list[str]
@@ -38,6 +39,8 @@ class Arrivals:
     position: Ints
     gone: Ints
     known: bool
+    before: int = 0
+    gauges: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,13 +51,51 @@ def read_arrivals(frames: Mapping[str, pl.DataFrame], steps: Steps) -> Arrivals:
 
     Where it shows none, there are as many nameless ones as the steps can have admitted (`known` is false).
     """
+    gauges = _gauges(frames.get("stats"), steps)
     requests = frames.get("request")
     if requests is not None:
         for variant in ("received", "added"):
             rows = requests.filter(pl.col("variant") == variant).sort("order")
             if rows.height:
-                return _of_requests(rows, requests, steps)
-    return _of_access_lines(frames.get("http"), steps)
+                return _with_those_before(_of_requests(rows, requests, steps), steps, gauges)
+    found = _of_access_lines(frames.get("http"), steps)
+    return _with_those_before(found, steps, gauges) if found.known else found
+
+
+def _gauges(stats: pl.DataFrame | None, steps: Steps) -> tuple[tuple[int, int], ...]:
+    if stats is None or "waiting" not in stats.columns:
+        return ()
+    rows = stats.filter(pl.col("waiting").is_not_null()).sort("order")
+    at = np.searchsorted(steps.order, rows["order"].to_numpy()) - 1
+    pairs = zip(at.tolist(), rows["waiting"].to_list(), strict=True)
+    return tuple((k, many) for k, many in pairs if 0 <= k < len(steps))
+
+
+def _with_those_before(
+    found: Arrivals, steps: Steps, gauges: tuple[tuple[int, int], ...]
+) -> Arrivals:
+    """A log that begins in the middle lacks the lines of those who wait; the first statistics line counts them."""
+    found = replace(found, gauges=gauges)
+    if steps.number[0] <= 1 or not steps.generation[0] or not gauges:
+        return found
+    step, waiting = gauges[0]
+    admitted = int(_least_new(steps)[: step + 1].sum())
+    came = int((found.position < step).sum())
+    missing = waiting + admitted - came
+    if missing <= 0:
+        return found
+    ahead = _nothing(missing, np.zeros(missing, dtype=np.int64), steps, True)
+    return replace(
+        found,
+        ids=[*(f"before-{i}" for i in range(missing)), *found.ids],
+        limit=np.concatenate([ahead.limit, found.limit]),
+        exact=np.concatenate([ahead.exact, found.exact]),
+        stamp=np.concatenate([ahead.stamp, found.stamp]),
+        time=np.concatenate([ahead.time, found.time]),
+        position=np.concatenate([ahead.position, found.position]),
+        gone=np.concatenate([ahead.gone, found.gone]),
+        before=missing,
+    )
 
 
 def _of_requests(rows: pl.DataFrame, requests: pl.DataFrame, steps: Steps) -> Arrivals:

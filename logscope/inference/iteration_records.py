@@ -170,7 +170,8 @@ class _Writer:
             if history.request >= 0 and history.spans:
                 admitted.add(history.request)
                 made.append(self._record(history, prompt))
-        left_out = (i for i in range(len(self.arrivals)) if i not in admitted)
+        first = self.arrivals.before
+        left_out = (i for i in range(first, len(self.arrivals)) if i not in admitted)
         return made + [self._never_admitted(i) for i in left_out]
 
     def _request(self, i: int, prompt: int, output: int, arrival: int) -> Request:

@@ -10,6 +10,7 @@ so that a later step may still decide between them.
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ __all__ = ["track"]
 
 _KEPT = 12
 _MARGIN = 6.0  # of cost, within which an account stays in the race
+_MISSED = 8  # requests that may have come and gone while lines are missing
 _NEARLY = 3.0  # of cost, within which it counts for the bounds
 
 
@@ -48,6 +50,9 @@ class _Search:
         self.exact = arrivals.exact.tolist()
         self.gone = arrivals.gone.tolist()
         self.aborts = sorted({int(p) for p in self.gone if p < self.count})
+        self.position: list[int] = arrivals.position.tolist()
+        self.gauges = arrivals.gauges if arrivals.known else ()
+        self.gauge = 0
         self.draw = random.Random(seed)  # noqa: S311 - not for secrets
 
     def run(self) -> Track:
@@ -96,9 +101,13 @@ class _Search:
         return state
 
     def _advance(self, states: list[State], k: int) -> list[State]:
-        ways: list[tuple[float, int, State, Account]] = []
         for state in states:
             self._before(state, k)
+        self._weigh(states, k)
+        if self.accounts.lost[k]:
+            return self._cross(states, k)
+        ways: list[tuple[float, int, State, Account]] = []
+        for state in states:
             for account in self.accounts.of(state, k):
                 ways.append((state.cost + account.cost, len(ways), state, account))
         if not ways:
@@ -121,16 +130,76 @@ class _Search:
         return next_states
 
     def _before(self, state: State, k: int) -> None:
-        """Missing lines: everybody who ran got a token in each of those steps. Aborts: those who wait are gone."""
-        lost = self.accounts.lost[k]
-        if lost:
-            state.running = [
-                replace(r, mark=r.mark - lost) if r.phase == "decode" else r for r in state.running
-            ]
+        """Requests that were aborted while they waited are gone."""
         if self.aborts and self.aborts[0] < k:
             for live in [r for r in state.waiting if r.request >= 0 and self.gone[r.request] < k]:
                 state.waiting.remove(live)
                 state.done = ((live, live.spans, k - 1, live.out, True), state.done)
+
+    def _weigh(self, states: list[State], k: int) -> None:
+        """What the statistics lines before this step say of the queue."""
+        while self.gauge < len(self.gauges) and self.gauges[self.gauge][0] < k:
+            step, waiting = self.gauges[self.gauge]
+            self.gauge += 1
+            came = bisect_left(self.position, step)
+            for state in states:
+                off = abs(len(state.waiting) + max(0, came - state.next_new) - waiting)
+                state.cost += min(6.0, 1.5 * max(0, off - 1))
+
+    def _cross(self, states: list[State], k: int) -> list[State]:
+        """Lines of some steps are missing: everybody got a token in each, and who came and went meanwhile is open."""
+        found = []
+        came = bisect_left(self.position, k)
+        for state in states:
+            passed = self._passed(state, k)
+            for missed in range(min(_MISSED, max(0, came - passed.next_new)) + 1):
+                new = passed.copy()
+                new.next_new += missed
+                new.cost += 2.0 + 0.5 * missed
+                self._join(new, k)
+                found.append(new)
+        found.sort(key=lambda s: s.cost)
+        return found[: max(self.kept, _MISSED + 1)]
+
+    def _passed(self, state: State, k: int) -> State:
+        """The state after the missing steps, those gone who must have reached their limit."""
+        new = state.copy()
+        lost = self.accounts.lost[k]
+        for place, live in enumerate(new.running):
+            if live.phase == "decode":
+                new.running[place] = replace(live, mark=live.mark - lost)
+            else:
+                new.complete(place, k - 1)
+                live = new.running[place]
+                new.running[place] = replace(live, mark=live.mark - max(0, lost - 1))
+        for place in reversed(range(len(new.running))):
+            live = new.running[place]
+            if live.limit and live.outputs(k - 1) >= live.limit:
+                new.running[place] = replace(live, out=live.limit, mark=k - 1)
+                new.finish(place, k - 1, False)
+        return new
+
+    def _join(self, state: State, k: int) -> None:
+        """Bring the running list to what step k scheduled."""
+        view = self.accounts
+        while len(state.running) > view.g[k]:
+            left = [r.limit - r.outputs(k - 1) if r.limit else 0 for r in state.running]
+            state.finish(left.index(min(left)), k - 1, False)
+        lacking = view.g[k] - len(state.running)
+        for i in range(lacking):
+            if state.waiting:
+                state.resume(k)
+            else:
+                self._admit(state, k)
+            live = state.running[-1]
+            out = live.out + max(1, round(view.lost[k] * (lacking - i) / (lacking + 1)))
+            # when it began is not known, so neither is when it reaches its limit
+            state.running[-1] = replace(
+                live, phase="decode", out=out, mark=k - 1, limit=0, exact=False
+            )
+        for _ in range(view.c[k]):
+            self._admit(state, k)
+        self._share(state, k)
 
     # -- applying an account ----------------------------------------------------------------------
 
@@ -195,6 +264,9 @@ class _Search:
             return
         i = state.next_new
         state.next_new += 1
+        if i < self.arrivals.before:
+            state.running.append(Live(number, -1, 0, False, "prefill", k, before_log=True))
+            return
         exact = self.exact[i] or (self.rules.exact_limits and self.limit[i] > 0)
         state.running.append(Live(number, i, self.limit[i], exact, "prefill", k))
 
@@ -230,28 +302,11 @@ class _Search:
         return self.accounts.total[k] < budget or not budget
 
     def _start_over(self, state: State, k: int) -> State:
-        """No account fits (lines are missing): keep those who can have stayed, and take the rest as new."""
-        view = self.accounts
-        state = state.copy()
-        state.cost += 20.0
-        for place, live in enumerate(state.running):
-            if live.phase != "decode":
-                state.complete(place, k - 1)
-        while len(state.running) > view.g[k]:
-            able = [
-                i for i, r in enumerate(state.running) if r.limit and r.outputs(k - 1) >= r.limit
-            ]
-            state.finish(able[0] if able else 0, k - 1, False)
-        while len(state.running) < view.g[k]:
-            if state.waiting:
-                state.resume(k)
-            else:
-                self._admit(state, k)
-            state.running[-1] = replace(state.running[-1], phase="decode", mark=k - 1)
-        for _ in range(view.c[k]):
-            self._admit(state, k)
-        self._share(state, k)
-        return state
+        """No account fits: keep those who can have stayed, and take the rest as new."""
+        new = self._passed(state, k)
+        new.cost += 20.0
+        self._join(new, k)
+        return new
 
 
 def _numbers(state: State) -> Iterator[int]:

@@ -31,10 +31,14 @@ from reference_engine.workload import Request
 __all__ = ["Reconstruction", "reconstruct"]
 
 _WINDOW_S = 10
+_WIDEST = 0.14  # of the count, on each side
 _MARGIN = 0.03  # of the count; the bounds allow for this even where every step is explained
 _WELL = 0.5  # of cost a request: an account that needs no second look
 _BADLY = 6.0  # of cost a request: the rules explain nothing any more
 _ENOUGH = 150  # changes in the steps by which the rules are chosen
+_OFTEN = (
+    5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
+)
 _FAIR = 0.7
 _COVERED = 0.85
 
@@ -123,12 +127,13 @@ def _answer(
     explained = max(0.0, 1.0 - found.cost / max(1.0, _BADLY * len(found.histories)))
     times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k, _ in found.evictions]
     fit, coverage = _fit(stats, story, steps, config)
+    certain = rules.exact_limits or (len(arrivals) > 0 and bool(arrivals.exact.all()))
     sample = _sample(story, hits, config)
     result = ReplayResult(config, story.records, story.gaps, story.log)
     return Reconstruction(
         epoch=_naive(story.epoch),
         result=result,
-        preemptions=_bounds(found, len(steps), explained),
+        preemptions=_bounds(found, len(steps), explained, certain),
         evictions=tuple(times),
         timeline=_timeline(times),
         recomputed_tokens=_recomputed(found, steps, rules, story),
@@ -152,10 +157,10 @@ def _hit_rate(stats: pl.DataFrame | None) -> float:
     return float(rates[-1]) / 100 if rates else 0.0
 
 
-def _rules(config: EngineConfig, hit_rate: float) -> Rules:
+def _rules(config: EngineConfig, hit_rate: float, steps: Steps) -> Rules:
     return Rules(
-        budget=config.max_num_batched_tokens,
-        seats=config.max_num_seqs,
+        budget=_budget(config, steps),
+        seats=max(config.max_num_seqs, int(steps.requests.max())),
         usable=config.num_blocks - 1,
         block_size=config.block_size,
         threshold=config.long_prefill_token_threshold,
@@ -164,6 +169,18 @@ def _rules(config: EngineConfig, hit_rate: float) -> Rules:
         watermark=int((config.watermark or 0.0) * config.num_blocks),
         shared=config.enable_prefix_caching and hit_rate > 0.05,
     )
+
+
+def _budget(config: EngineConfig, steps: Steps) -> int:
+    """The token budget: as configured, unless the steps themselves show another."""
+    most = int(steps.tokens[steps.context > 0].max(initial=0))
+    at = np.flatnonzero((steps.tokens == most) & (steps.context > 0))
+    at = at[at + 1 < len(steps)]
+    # a prompt that the budget cut goes on in the next step
+    cut = len(at) >= _OFTEN and np.mean(steps.context[at + 1] > 0) > 0.9
+    if most > config.max_num_batched_tokens or cut:
+        return most
+    return config.max_num_batched_tokens
 
 
 def _best_track(
@@ -175,7 +192,7 @@ def _best_track(
     progress: Callable[[float], None] | None,
 ) -> tuple[Track, Rules]:
     """The account that goes least against the rules, over what the log leaves open: the model runner, and what ends a request."""
-    first = _rules(config, hit_rate)
+    first = _rules(config, hit_rate, steps)
     usage = bool(np.isfinite(steps.used).any())
     bounds = (False, True) if arrivals.limit.any() and not arrivals.exact.all() else (False,)
     # lines without KV usage are older than the second model runner; its usage figure tells the asynchronous scheduler's
@@ -217,10 +234,16 @@ def _placed(found: Track, arrivals: Arrivals, steps: Steps, stats: pl.DataFrame 
     return guessed(arrivals, steps, admitted, evicted_waiting(found, len(steps)), stats)
 
 
-def _bounds(found: Track, count: int, explained: float) -> tuple[float, float, float]:
-    """Low, value, high: what other accounts say, what missing lines may hide, and a margin that grows with what the rules do not explain."""
+def _bounds(
+    found: Track, count: int, explained: float, certain_ends: bool
+) -> tuple[float, float, float]:
+    """Low, value, high: what other accounts say, what missing lines may hide, and a margin.
+
+    The margin grows with what the rules do not explain, and where nothing foretells when requests end.
+    """
     value = float(len(found.evictions))
-    margin = max(1.0, (_MARGIN + 0.2 * (1.0 - explained)) * value) if value else 0.0
+    share = _MARGIN + 0.2 * (1.0 - explained) + (0.0 if certain_ends else 0.06)
+    margin = max(1.0, min(_WIDEST, share) * value) if value else 0.0
     low = max(0.0, min(value, found.low) - margin)
     high = max(value, found.high) + margin + value * found.blind_steps / max(1, count)
     return float(np.floor(low)), value, float(np.ceil(high))
