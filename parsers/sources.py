@@ -31,7 +31,7 @@ from parsers.envelopes.clock import zone_of
 from parsers.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.lines import Line, Outer
 from parsers.rotation import pod_of, rotation_of
-from parsers.text_blocks import TextBlock, is_binary, transcoded
+from parsers.text_blocks import TextBlock, after_hole, is_binary, transcoded
 from parsers.unwrapping import is_newest_first, turned_round, unwrapped
 
 __all__ = ["JournalQuery", "Loss", "Source", "Sources", "expand", "journal_of"]
@@ -170,6 +170,8 @@ class Source:
 
     def _text(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         first = next(blocks, b"")
+        if self.size is not None and first[:1] == b"\0":
+            first = after_hole(first, blocks)
         if (problem := unsupported(first)) or is_binary(first):
             self.problem = problem or "a binary file, not a log"
             return

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from parsers.sources import Loss
 
-__all__ = ["MAX_DOCUMENT", "MAX_LINE", "TextBlock", "is_binary", "text_blocks", "transcoded"]
+__all__ = [
+    "MAX_DOCUMENT",
+    "MAX_LINE",
+    "TextBlock",
+    "after_hole",
+    "is_binary",
+    "text_blocks",
+    "transcoded",
+]
 
 MAX_LINE = 1 << 20
 MAX_DOCUMENT = 1 << 24
 _SAMPLE = 1 << 13
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
+_HOLE = re.compile(rb"\0{4,}")
 _CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
 
 
@@ -40,17 +49,28 @@ class TextBlock(NamedTuple):
 def is_binary(block: bytes) -> bool:
     """Whether the first block of a source is no text.
 
-    A run of NULs at the start is not counted: that is what a log looks like after it was truncated under
-    a writer without O_APPEND. UTF-16 (a redirect in PowerShell) is text.
+    UTF-16 (a redirect in PowerShell) is text.
     """
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return False
-    sample = block.lstrip(b"\0")[:_SAMPLE]
-    if not sample:
-        return bool(block)
+    sample = block[:_SAMPLE]
     bad = len(sample) - len(sample.translate(None, _CONTROLS))
     bad += sample.decode("utf-8", "replace").count("\ufffd")
     return bad > len(sample) // 8
+
+
+def after_hole(first: bytes, rest: Iterator[bytes]) -> bytes:
+    """The first block after a run of NULs at a file's start, or NULs when there is nothing else.
+
+    That is what a log looks like after it was truncated under a writer without O_APPEND.
+    """
+    block = first
+    while not block.strip(b"\0"):
+        following = next(rest, None)
+        if following is None:
+            return first
+        block = following
+    return block.lstrip(b"\0")
 
 
 def transcoded(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
@@ -74,7 +94,7 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
     pending: list[bytes] = []  # the parts of an unfinished line
     size = 0
     limit = MAX_LINE
-    for block in blocks:
+    for block in map(_without_holes, blocks):
         if not size:
             limit = MAX_DOCUMENT if block[:1] in (b"{", b"[") else MAX_LINE
         end = block.rfind(b"\n") + 1
@@ -93,6 +113,11 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
     tail = b"".join(pending).rstrip(b"\r")
     if tail:
         yield TextBlock(number, _clean(tail, loss, limit if size > limit else 0))
+
+
+def _without_holes(block: bytes) -> bytes:
+    """Without runs of NULs, which a file has where it was truncated under its writer."""
+    return _HOLE.sub(b"", block) if b"\0\0\0\0" in block else block
 
 
 def _clean(data: bytes, loss: Loss, limit: int) -> bytes:

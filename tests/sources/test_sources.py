@@ -189,8 +189,13 @@ def test_a_document_of_json_may_be_longer(tmp_path: Path) -> None:
 
 
 def test_holes_of_nuls_before_a_log_that_was_truncated_under_its_writer(tmp_path: Path) -> None:
-    source = of(bytes(100_000) + TEXT, tmp_path)
-    assert texts(source)[1:] == LINES[1:]
+    for hole in (1, 100_000, 3 << 20):
+        assert texts(of(bytes(hole) + TEXT, tmp_path)) == LINES
+        assert texts(of(TEXT + bytes(hole) + TEXT, tmp_path))[len(LINES) + 1 :] == LINES[1:]
+    assert texts(of(TEXT + bytes(3 << 20) + TEXT, tmp_path)) == LINES * 2
+    source = of(bytes(3 << 20), tmp_path)
+    assert texts(source) == []
+    assert source.problem == "a binary file, not a log"
 
 
 NO_LOG = [
