@@ -149,7 +149,8 @@ def _from_particles(
     from logscope.inference import infer
     from logscope.inference import predict as predict_under
 
-    found = infer(log.frames, log.facts, seed=seed, progress=progress)
+    engines = log.engines_in_run
+    found = infer(log.frames, log.facts, seed=seed, progress=progress, engines=engines)
     if found is None:
         return None
 
