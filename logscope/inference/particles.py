@@ -100,7 +100,10 @@ class WindowFit:
 
 @dataclass(slots=True)
 class _Draft:
-    """A proposal in the making: lengths of the requests that no step has touched yet, arrival times of the new ones."""
+    """A proposal in the making: lengths of the requests that no step has touched yet, arrival times of the new ones.
+
+    `here`: which of them come to this engine.
+    """
 
     untouched: Ids
     queued: int
@@ -108,6 +111,7 @@ class _Draft:
     outputs: Floats
     groups: Ids
     times: Floats
+    here: npt.NDArray[np.bool_]
     speed: float
     stall_from: int = 0
     stall_end: float | None = None
@@ -275,11 +279,15 @@ class ParticleFilter:
     ) -> _Draft:
         """First guess: lengths that sum up to what was credited, for as many requests as must have been admitted."""
         queued = [r.id for r in particle.engine.unstarted()]
-        new = self._drawn_new(k)
+        new = self._new[k]
+        chosen = self.rng.random(len(new)) < self.share if self.share < 1.0 else None
+        here = np.ones(len(queued) + len(new), dtype=np.bool_)
+        if chosen is not None:
+            here[len(queued) :] = chosen
         untouched = np.concatenate([np.array(queued, dtype=np.int64), new])
         started = particle.arrived - len(queued)
-        present = particle.arrived + len(new) - window.waiting
-        admitted = int(np.clip(present - started, 0, len(untouched)))
+        present = particle.arrived + int(here.sum()) - len(queued) - window.waiting
+        admitted = int(np.clip(present - started, 0, int(here.sum())))
         late = min(len(new), admitted)
         if late and float(self.rng.random()) < _IN_FLIGHT:
             # the step under way does not show: a long prefill and who came after it
@@ -290,8 +298,8 @@ class ParticleFilter:
             target = window.prompt_tokens - pending
             if self.rules.credits_hits:
                 target -= admitted * self.lengths.sharing.tokens
-            first = self.lengths.draw_total(self.rng, untouched[:admitted], max(target, admitted))
-            own = np.concatenate([first, own[admitted:]])
+            among = np.flatnonzero(here)[:admitted]
+            own[among] = self.lengths.draw_total(self.rng, untouched[among], max(target, admitted))
         groups = max(1, self.lengths.sharing.groups)
         draft = _Draft(
             untouched=untouched,
@@ -300,6 +308,7 @@ class ParticleFilter:
             outputs=self.lengths.draw_outputs(self.rng, untouched),
             groups=self.rng.integers(0, groups, len(untouched)),
             times=self._times(new),
+            here=here,
             speed=belief[0] + belief[1] * float(self.rng.standard_normal()),
         )
         if particle.stalled:
@@ -353,6 +362,8 @@ class ParticleFilter:
         for request, lengths in zip(list(engine.unstarted()), sizes, strict=False):
             request.resize(lengths)
         for i, lengths in enumerate(sizes[draft.queued :]):
+            if not draft.here[draft.queued + i]:
+                continue
             request_id = int(draft.untouched[draft.queued + i])
             at = float(draft.times[i])
             engine.add(request_id, lengths, at, self._aborts.get(request_id))
@@ -382,7 +393,9 @@ class ParticleFilter:
     ) -> bool:
         """Change the draft so that the sums come closer; False when they are met."""
         changed = self._correct_prompts(window, draft, engine, credited)
-        if self.lengths.latent_outputs:
+        if self.share < 1.0:
+            changed |= self._correct_share(window, draft, engine)
+        elif self.lengths.latent_outputs:
             changed |= self._correct_outputs(window, draft, redraws, particle, engine)
         wanted = window.generated_tokens
         if wanted is None:
@@ -435,7 +448,11 @@ class ParticleFilter:
         rest = {r.id for r in engine.unstarted()}
         rest.update(r.id for r in engine.in_prefill())
         inside = np.array(
-            [i for i, request in enumerate(draft.untouched) if int(request) not in rest],
+            [
+                i
+                for i, request in enumerate(draft.untouched)
+                if draft.here[i] and int(request) not in rest
+            ],
             dtype=np.int64,
         )
         if not len(inside):
@@ -446,6 +463,19 @@ class ParticleFilter:
         known = self.lengths.prompts[draft.untouched[inside]]
         draft.own = draft.own.copy()
         draft.own[inside] = summing_to(draft.own[inside], known, target, self.lengths.longest)
+        return True
+
+    def _correct_share(self, window: Window, draft: _Draft, engine: SketchReplay) -> bool:
+        """Send requests to another engine, or take some from it, until as many are present as must be."""
+        surplus = engine.shown_running + engine.shown_waiting - window.running - window.waiting
+        if surplus == 0:
+            return False
+        new = np.arange(draft.queued, len(draft.untouched))
+        movable = new[draft.here[new] == (surplus > 0)]
+        count = min(abs(surplus), len(movable))
+        if not count:
+            return False
+        draft.here[self.rng.choice(movable, count, replace=False)] = surplus < 0
         return True
 
     def _correct_outputs(
@@ -492,7 +522,7 @@ class ParticleFilter:
             known=-1.0,
             stalled=draft.stall_end is not None,
         )
-        arrived = particle.arrived + len(draft.untouched) - draft.queued
+        arrived = particle.arrived + int(draft.here[draft.queued :].sum())
         return Particle(engine, particle.cost, draft.speed, node, log_weight, stalled, arrived)
 
     # ---- after the last line ----
