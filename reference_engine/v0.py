@@ -171,6 +171,19 @@ class V0Scheduler:
             hit -= 1
         return wanted - hit, hit
 
+    def _forget_hit(self, state: V0State) -> None:
+        """Since 0.9.2: a request that is not admitted looks its hit up again.
+
+        The real one forgets a swapped request twice if it has to wait twice, and fails.
+        """
+        if self.looks_up and self.profile.hits_looked_up_anew:
+            if state.cached is None:
+                raise SchedulerFailedError(
+                    f"swapped request {state.id!r} had to wait for budget or a seat twice, which prefix caching does "
+                    "not survive in this version (the engine stops with an AssertionError in prefix_caching_block.py)"
+                )
+            state.cached = None
+
     def _run(self, turn: Turn) -> None:
         """Walk the running queue; who cannot append a token evicts from its end, or itself when it is the last."""
         if self.profile.sorted_by_arrival:
@@ -238,6 +251,7 @@ class V0Scheduler:
                 break
             uncached, cached = self._new_tokens(state)
             if not turn.affords(uncached):
+                self._forget_hit(state)
                 break
             self.swapped.popleft()
             self.memory.swap_in(state)
@@ -271,9 +285,11 @@ class V0Scheduler:
                 continue
             if room == "later":
                 turn.blocked = "kv"
+                self._forget_hit(state)
                 break
             if self._exceeds_padding(state, turn) or not turn.affords(uncached):
                 turn.blocked = "seat" if turn.seats >= self.config.max_num_seqs else "budget"
+                self._forget_hit(state)
                 break
             self.waiting.popleft()
             self._admit_one(state, uncached, cached, turn)
@@ -340,6 +356,8 @@ class V0Scheduler:
                 self._preempt(victim, turn.forced, turn.forced_out)
                 self.waiting.appendleft(victim)
             self.waiting.appendleft(head)
+            if head.status == "waiting":
+                self._forget_hit(head)
         self.waiting = deque(sorted(self.waiting, key=lambda state: state.rank))
         self.running = deque(running)
 

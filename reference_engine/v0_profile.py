@@ -22,6 +22,8 @@ class V0Profile:
     `new_prefills_first`: the running queue of chunked mode begins with the new prefills, later it ends with them.
     `chunked`, `priority`, `partial_prefills`: the release has chunked prefill, the priority policy, and several
     partial prefills at once (from then on a step without budget does not look at the waiting queue either).
+    `hits_looked_up_anew`: a request that is not admitted looks its hit up again the next time, before, the first
+    answer stood until its blocks were freed.
     `mode_selectable`: `preemption_mode` is an option. `hits_cost_nothing`: cached tokens do not count in the budget,
     and a chunk is rounded down to whole blocks with prefix caching.
     """
@@ -35,11 +37,12 @@ class V0Profile:
     priority: bool = True
     partial_prefills: bool = True
     mode_selectable: bool = True
+    hits_looked_up_anew: bool = True
     hits_cost_nothing: bool = True
 
 
 _SINCE: tuple[tuple[tuple[int, int, int], dict[str, bool]], ...] = (
-    # seen in the wheels of 0.2.7, 0.4.2, 0.5.5, 0.6.6 and 0.8.5; the releases in between by their change notes
+    # seen in 0.2.7, 0.4.2, 0.5.5, 0.6.6, 0.8.5 and 0.9.0 to 0.9.2; the releases in between by their change notes
     ((0, 4, 0), {"padded_prefill": False, "ignored_ends_step": False, "chunked": True}),
     ((0, 5, 5), {"sorted_by_arrival": False, "mode_selectable": True}),
     (
@@ -52,6 +55,7 @@ _SINCE: tuple[tuple[tuple[int, int, int], dict[str, bool]], ...] = (
         },
     ),
     ((0, 7, 3), {"partial_prefills": True}),
+    ((0, 9, 2), {"hits_looked_up_anew": True}),
 )
 _OLDEST = {
     "padded_prefill": True,
@@ -63,6 +67,7 @@ _OLDEST = {
     "priority": False,
     "partial_prefills": False,
     "mode_selectable": False,
+    "hits_looked_up_anew": False,
     "hits_cost_nothing": False,
 }
 

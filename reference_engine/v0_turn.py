@@ -131,6 +131,7 @@ class Turn:
         for state in self.decodes:
             self._schedule(step, state, state.computed, 1)
         for state in self.swapped_decodes:
+            state.cached = state.cached or 0
             self._schedule(step, state, state.computed, 1)
         return step
 

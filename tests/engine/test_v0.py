@@ -32,7 +32,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     budget = st.sampled_from([7, 16, 33, 64]) if chunked else st.sampled_from([48, 96, 200])
     return EngineConfig(
         engine="vllm-v0",
-        version=draw(st.sampled_from(["0.8.5", "0.8.5", "0.6.6", "0.5.5", "0.4.2", "0.2.7"])),
+        version=draw(st.sampled_from(["0.9.2", "0.8.5", "0.6.6", "0.5.5", "0.4.2", "0.2.7"])),
         num_blocks=draw(st.integers(3, 40)),
         num_cpu_blocks=draw(st.sampled_from([0, 8, 60])),
         block_size=draw(st.sampled_from([4, 8, 16])),
@@ -298,11 +298,13 @@ def test_a_request_swapped_out_within_its_prefill_waits_for_a_budget_of_its_whol
 @pytest.mark.parametrize(
     ("version", "different"),
     [
-        ("0.8.5.post1", {}),
-        ("0.9.0", {}),
+        ("0.10.2", {}),
+        ("0.9.2", {}),
         ("dev", {}),
-        ("0.7.2", {"partial_prefills": False}),
-        ("0.6.6", {"partial_prefills": False}),
+        ("0.9.1", {"hits_looked_up_anew": False}),
+        ("0.8.5.post1", {"hits_looked_up_anew": False}),
+        ("0.7.2", {"hits_looked_up_anew": False, "partial_prefills": False}),
+        ("0.6.6", {"hits_looked_up_anew": False, "partial_prefills": False}),
     ],
 )
 def test_a_release_has_the_rules_of_the_last_change_before_it(
