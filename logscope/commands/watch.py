@@ -1,0 +1,126 @@
+"""`logscope watch`: a server's log while it is written."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from logscope.options import display_options
+
+if TYPE_CHECKING:
+    from logscope.watching.monitor import Monitor
+    from logscope.watching.teller import Screen
+
+__all__ = ["command"]
+
+
+class _Stopped(BaseException):
+    """SIGTERM came."""
+
+
+@click.command("watch")
+@click.argument("source", required=False, metavar="[SOURCE]")
+@click.option("--unit", metavar="NAME", help="Follow a systemd unit's journal (runs journalctl).")
+@click.option(
+    "--json", "json_target", metavar="FILE|-", help="Write one JSON object a line, as it happens."
+)
+@click.option(
+    "--new",
+    is_flag=True,
+    help="Tell only what happens from now on; what is there is read all the same.",
+)
+@click.option("--timezone", metavar="ZONE", help="Zone of an envelope's clock that has none.")
+@click.option(
+    "--year", type=click.IntRange(1970, 9999), help="Year of the first record (vLLM prints none)."
+)
+@display_options
+def command(
+    source: str | None,
+    unit: str | None,
+    json_target: str | None,
+    new: bool,
+    timezone: str | None,
+    year: int | None,
+    quiet: bool,
+    verbose: bool,
+    color: str,
+) -> None:
+    """Follow a vLLM server's log and say when its KV cache runs short, and when that is over.
+
+    SOURCE: a file, followed through rotation and truncation, or - for standard input. On a terminal a live view is drawn; elsewhere
+    alerts are printed as lines (with -v each statistics line, too). Ctrl-C, SIGTERM or the end of the pipe end it with a summary.
+
+    \b
+    Examples:
+      logscope watch server.log
+      journalctl -u vllm -f -o json | logscope watch - --json -
+    """
+    from logscope.errors import LogscopeError
+    from logscope.reading import check_something_read
+    from logscope.watching.follow import live_lines
+    from logscope.watching.monitor import Monitor
+    from logscope.watching.source import open_source, open_unit
+    from logscope.watching.teller import Teller
+    from parsers.events import Coverage
+    from parsers.reader import read_lines
+
+    if unit is not None and source is not None:
+        raise click.UsageError("give SOURCE or --unit, not both")
+    name = f"unit {unit}" if unit is not None else source or "-"
+    coverage, monitor = Coverage(sources=[name]), Monitor()
+    stopped = False
+    with ExitStack() as stack:
+        chunks = stack.enter_context(
+            open_unit(unit) if unit is not None else open_source(name, time.sleep)
+        )
+        screen = _screen(monitor, name, json_target, color, verbose)
+        stack.enter_context(screen)
+        teller = Teller(monitor, screen, _out(stack, json_target), told=not new)
+        stack.enter_context(_sigterm())
+        try:
+            lines = live_lines(teller.timed(chunks), timezone=timezone)
+            for event in read_lines(lines, coverage, name=name, year=year):
+                teller.tell(monitor.take(event))
+        except (KeyboardInterrupt, _Stopped):
+            stopped = True
+        except ValueError as error:
+            raise LogscopeError(str(error)) from None
+        teller.finish(told=stopped or bool(coverage.vllm_records))
+    if not stopped:
+        check_something_read(coverage)
+
+
+@contextmanager
+def _sigterm() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise _Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _out(stack: ExitStack, target: str | None) -> TextIO | None:
+    if target is None:
+        return None
+    return sys.stdout if target == "-" else stack.enter_context(open(target, "w", encoding="utf-8"))  # noqa: PTH123
+
+
+def _screen(monitor: Monitor, name: str, target: str | None, color: str, verbose: bool) -> Screen:
+    from logscope.terminal.watch_view import AlertLines, LiveView
+
+    if target == "-":
+        return AlertLines(None, silent=True)
+    if sys.stdout.isatty():
+        from logscope.terminal.answer import make_console
+
+        return LiveView(monitor, name, make_console(color))
+    return AlertLines(sys.stdout, states=verbose)
