@@ -16,6 +16,7 @@ from logscope.findings import Context, context_of, find_all
 from logscope.findings.replayed import replay_findings
 from logscope.log_frames import LogFrames
 from logscope.logged_preemptions import Logged, Stretch, logged_preemptions
+from logscope.plain_advice import plain_advice
 from logscope.replaying import ReplayAnswer, try_replay
 from logscope.servers import EngineLog, engine_logs
 from logscope.verdict import RANK, pressure_of_windows, verdict_of
@@ -142,9 +143,10 @@ def _engine(
         if answer is not None and answer.fair
         else pressure_of_windows(findings, context.windows)
     )
-    advice: list[Advice] = []
+    advice = plain_advice(facts, findings)
     if answer is not None and answer.fair and with_advice:
-        advice, found = _advise(context, answer, verdict, findings)
+        replayed, found = _advise(context, answer, verdict, findings)
+        advice += replayed
         findings = _merged(findings, found)
     prompt, generation = _throughput(context.windows)
     return EngineResult(

@@ -66,7 +66,7 @@ def _more_blocks(context: Context, out_of_memory: bool) -> Iterator[Candidate]:
         yield Candidate(
             {"num_blocks": profiled},
             "free",
-            f"num_gpu_blocks_override keeps the cache at {facts.kv.num_blocks:,} of the {profiled:,} blocks that fit: take it away.",
+            f"num_gpu_blocks_override keeps the cache at {facts.kv.num_blocks:,} of the {profiled:,} blocks that fit: raise it, or take it away.",
             "None: the memory is there and unused.",
         )
         return

@@ -161,6 +161,9 @@ def _figures(
 
 def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
     findings = [f for f in document["findings"] if f["id"] != "coverage"]
+    several = len(document["engines"]) > 1
+    if several and not verbose:
+        findings = [f for f in findings if _of_worst(f, document)]
     slow = document["ledger"]["slow_s"]
     words = share_words(slow)
     if not findings and not words:
@@ -174,7 +177,12 @@ def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
     for finding in shown:
         line = Text("  ")
         line.append(finding["id"], style=_SEVERITY.get(finding["severity"], ""))
-        line.append(f" [{finding['basis']}] {clean(finding['title'], 320)}")
+        line.append(f" [{finding['basis']}] ")
+        if several and verbose:
+            line.append(
+                f"server {finding['server']}, start {finding['run']}, engine {finding['engine_index']}: "
+            )
+        line.append(clean(finding["title"], 320))
         console.print(line)
         for evidence in finding["evidence"] if verbose else finding["evidence"][:1]:
             text = clean(evidence["text"], 150)
@@ -185,6 +193,11 @@ def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
             )
     if len(shown) < len(findings):
         console.print(f"  and {len(findings) - len(shown)} more (-v)", style="dim")
+
+
+def _of_worst(finding: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
+    worst = document["engines"][document["worst_engine"]]
+    return all(finding[name] == worst[name] for name in ("server", "run", "engine_index"))
 
 
 def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
@@ -201,7 +214,8 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         line = Text("  ")
         line.append(clean(name, 120), style="bold")
         line.append(" (free)" if item["cost"] == "free" else " (more GPUs)")
-        line.append(f"  {_effect(item['baseline'], item['scenario'])} [replayed]")
+        if item["scenario"]["e2e_s"]["p99"] is not None:
+            line.append(f"  {_effect(item['baseline'], item['scenario'])} [replayed]")
         console.print(line)
         console.print(Text(f"      {item['why']} {item['trade']}", style="dim"))
 
