@@ -343,9 +343,9 @@ class ParticleFilter:
             return {}
         engine = particle.engine
         return {
-            r.id: self.lengths.redraw_output(self.rng, r.id, r.output)
+            r.id: self.lengths.redraw_output(self.rng, r.id, output)
             for r in [*engine.running, *engine.queue]
-            if r.output
+            if (output := engine.output_of(r))
         }
 
     def _live(
@@ -370,7 +370,7 @@ class ParticleFilter:
         if redraws:
             for request in [*engine.running, *engine.queue]:
                 if request.id in redraws:
-                    request.limit = max(redraws[request.id], request.output + 1)
+                    engine.relimit(request, redraws[request.id])
         engine.cost = particle.cost.scaled(math.exp(draft.speed))
         if draft.stall_end is not None:
             if particle.stalled:
@@ -494,7 +494,8 @@ class ParticleFilter:
         ended = len(engine.done)
         factor = ((ended + 0.5) / max(ended + surplus + 0.5, 0.5)) ** 0.7
         factor = min(max(factor, 0.5), 2.0)
-        so_far = {r.id: r.output for r in [*particle.engine.running, *particle.engine.queue]}
+        base = particle.engine
+        so_far = {r.id: base.output_of(r) for r in [*base.running, *base.queue]}
         for request, limit in redraws.items():
             left = limit - so_far.get(request, 0)
             most = float(self.lengths.limits[request])

@@ -87,10 +87,15 @@ def _credits_hits(version: str) -> bool:
 
 
 class SketchRequest:
-    """One request inside the sketch; lengths in tokens, times in seconds, `held` in blocks of its own."""
+    """One request inside the sketch; lengths in tokens, times in seconds, `held` in blocks of its own.
+
+    While it is in the `bulk`, `computed` and `output` are old: they are `base` and `output_base` plus the engine's tick.
+    """
 
     __slots__ = (
         "arrival",
+        "base",
+        "bulk",
         "computed",
         "credit",
         "end",
@@ -100,6 +105,7 @@ class SketchRequest:
         "id",
         "limit",
         "output",
+        "output_base",
         "preemptions",
         "prompt",
         "shared",
@@ -117,6 +123,9 @@ class SketchRequest:
         self.first: float | None = None
         self.end: float | None = None
         self.started: float | None = None
+        self.bulk = False
+        self.base = 0
+        self.output_base = 0
         self.resize(lengths)
 
     def resize(self, lengths: Lengths) -> None:
@@ -148,16 +157,20 @@ class SketchRequest:
         new.limit = self.limit
         new.shared = self.shared
         new.group = self.group
+        new.bulk = self.bulk
+        new.base = self.base
+        new.output_base = self.output_base
         return new
 
 
 class _Batch:
     """A step on the device."""
 
-    __slots__ = ("chunks", "decodes", "kv_tokens", "prefill", "seconds")
+    __slots__ = ("chunks", "decodes", "kv_tokens", "members", "prefill", "seconds")
 
     def __init__(self) -> None:
         self.chunks: list[SketchRequest] = []
+        self.members = 0
         self.prefill = 0
         self.decodes = 0
         self.kv_tokens = 0
@@ -170,6 +183,9 @@ class SketchReplay:
     `work` sums what the steps computed: (steps, prefill tokens, decode tokens, KV tokens read, squares of the steps'
     prefill tokens); `busy` is their time in seconds. `done` holds the requests that finished since the last fork,
     `stalls` the steps that were made to last (start, end).
+
+    Decoding requests form a bulk which a step moves on by one `tick` without touching them; `crossing[i]` of them take
+    a block in each step that begins at a tick of remainder i by the block size.
     """
 
     def __init__(self, rules: SketchRules, cost: StepCost) -> None:
@@ -178,11 +194,17 @@ class SketchReplay:
         self.free = rules.blocks
         self.now = 0.0
         self.running: list[SketchRequest] = []
+        self.singles: list[SketchRequest] = []
         self.queue: deque[SketchRequest] = deque()
         self.pending: deque[SketchRequest] = deque()
         self.aborts: list[tuple[float, int]] = []
         self.done: list[SketchRequest] = []
         self.groups: dict[int, list[int]] = {}
+        self.tick = 0
+        self.members: dict[int, SketchRequest] = {}
+        self.base_sum = 0
+        self.crossing = [0] * rules.block_size
+        self.finishes: list[tuple[int, int]] = []
         self.generated = 0
         self.credited = 0
         self.preemptions = 0
@@ -193,6 +215,7 @@ class SketchReplay:
         self.stalls: list[tuple[float, float]] = []
         self.stall: tuple[int, float] | None = None
         self._flight: _Batch | None = None
+        self._budget = 0
         self.shown_running = 0
         self.shown_waiting = 0
         self.shown_free = rules.blocks
@@ -206,24 +229,39 @@ class SketchReplay:
         """An independent copy; `done` and `preempted_at` start empty."""
         new = SketchReplay.__new__(SketchReplay)
         new.__dict__.update(self.__dict__)
-        moved = {id(r): r.copy() for r in self.running}
+        moved = {r.id: r.copy() for r in self.running}
         new.running = list(moved.values())
+        new.singles = [moved[r.id] for r in self.singles]
+        new.members = {i: moved[i] for i in self.members}
         new.queue = deque([r.copy() for r in self.queue])
         new.pending = deque([r.copy() for r in self.pending])
         new.done = []
         new.preempted_at = []
         new.stalls = self.stalls.copy()
-        new.work = self.work.copy()
         new.aborts = self.aborts.copy()
+        new.crossing = self.crossing.copy()
+        new.finishes = self.finishes.copy()
+        new.work = self.work.copy()
         new.groups = {k: v.copy() for k, v in self.groups.items()} if self.groups else {}
         flight = self._flight
         if flight is not None:
             copied = _Batch()
-            copied.chunks = [moved[id(r)] for r in flight.chunks]
+            copied.chunks = [moved[r.id] for r in flight.chunks if r.id in moved]
+            copied.members = flight.members
             copied.prefill, copied.decodes = flight.prefill, flight.decodes
             copied.kv_tokens, copied.seconds = flight.kv_tokens, flight.seconds
             new._flight = copied
         return new
+
+    def output_of(self, request: SketchRequest) -> int:
+        """Tokens that a request has so far."""
+        return request.output_base + self.tick if request.bulk else request.output
+
+    def relimit(self, request: SketchRequest, limit: int) -> None:
+        """Let a request under way end after `limit` output tokens, one more than it has at the least."""
+        request.limit = max(limit, self.output_of(request) + 1)
+        if request.bulk:
+            heapq.heappush(self.finishes, (request.limit - request.output_base, request.id))
 
     def add(
         self, request_id: int, lengths: Lengths, arrival: float, abort: float | None = None
@@ -286,29 +324,69 @@ class SketchReplay:
             _at, gone = heapq.heappop(self.aborts)
             for request in self.running:
                 if request.id == gone:
+                    if request.bulk:
+                        self._leave(request)
+                    else:
+                        self.singles.remove(request)
                     self._release(request)
             self.running = [r for r in self.running if r.id != gone]
             self.queue = deque([r for r in self.queue if r.id != gone])
+
+    # ---- the bulk ----
+
+    def _join(self, request: SketchRequest) -> None:
+        tick = self.tick
+        request.bulk = True
+        request.base = request.computed - tick
+        request.output_base = request.output - tick
+        self.members[request.id] = request
+        self.base_sum += request.base
+        self.crossing[-request.base % self.rules.block_size] += 1
+        heapq.heappush(self.finishes, (request.limit - request.output_base, request.id))
+
+    def _leave(self, request: SketchRequest) -> None:
+        """Take a request out of the bulk and write its plain fields."""
+        size = self.rules.block_size
+        request.bulk = False
+        request.computed = request.base + self.tick
+        request.output = request.output_base + self.tick
+        request.held = -(-request.computed // size) - request.shared // size
+        del self.members[request.id]
+        self.base_sum -= request.base
+        self.crossing[-request.base % size] -= 1
+
+    def _dissolve(self) -> None:
+        """All requests on their own again, for a step in which blocks or budget are short."""
+        for request in list(self.members.values()):
+            self._leave(request)
+        self.finishes = []
+        self.singles = self.running.copy()
+
+    def _next_finish(self) -> int:
+        """The tick at which the first member has its last token."""
+        finishes = self.finishes
+        while True:
+            tick, request_id = finishes[0]
+            request = self.members.get(request_id)
+            if request is not None and request.limit - request.output_base == tick:
+                return tick
+            heapq.heappop(finishes)
 
     # ---- many steps at once ----
 
     def _stride(self, until: float) -> bool:
         """Steps in which all running requests decode and nothing is admitted, evicted, or arrives."""
-        running = self.running
-        if not running or len(running) > self.rules.budget:
+        count = len(self.members)
+        if not count or self.singles or count > self.rules.budget:
             return False
-        for request in running:
-            if request.computed != request.prompt + request.output - 1:
-                return False
         if self.queue and self._head_fits():
             return False
-        steps = min(min(r.limit - r.output for r in running), self._steps_of_free_blocks())
+        steps = min(self._next_finish() - self.tick, self._steps_of_free_blocks())
         if self.stall is not None:
-            steps = min(steps, (self.stall[0] - self.generated) // len(running))
+            steps = min(steps, (self.stall[0] - self.generated) // count)
         if steps <= 0:
             return False
-        count = len(running)
-        kv = sum(r.computed for r in running) + count
+        kv = self.base_sum + count * self.tick + count
         first, growth = self.cost.decode(count, kv), self.cost.growth(count)
         steps = _fitting(first, growth, until - self.now, steps)
         if steps <= 0:
@@ -328,36 +406,35 @@ class SketchReplay:
         work[0] += steps
         work[2] += count * steps
         work[3] += kv * steps + count * steps * (steps - 1) / 2
-        self._deliver_stride(steps)
+        self.free -= self._blocks_of(steps)
+        self.tick += steps
+        self._retire()
+        self._show()
         return True
 
-    def _deliver_stride(self, steps: int) -> None:
-        size = self.rules.block_size
-        finished = False
-        for request in self.running:
-            request.computed += steps
-            request.output += steps
-            grown = -(-request.computed // size) - request.shared // size
-            if grown > request.held:
-                self.free -= grown - request.held
-                request.held = grown
-            if request.output >= request.limit:
-                finished = True
-        if finished:
-            self._retire()
-        self._show()
+    def _blocks_of(self, steps: int) -> int:
+        """Blocks that the bulk takes in so many steps."""
+        crossing, size = self.crossing, self.rules.block_size
+        rounds, rest = divmod(steps, size)
+        total = rounds * len(self.members)
+        start = self.tick % size
+        for i in range(start, start + rest):
+            total += crossing[i % size]
+        return total
 
     def _steps_of_free_blocks(self) -> int:
         """How many decode steps the free blocks last; V0 wants one free block at every append."""
         free = self.free - (1 if self.rules.v0 else 0)
         if free < 0:
             return 0
-        running = self.running
-        count = len(running)
-        size = self.rules.block_size
-        rounds, rest = divmod(free, count)
-        offsets = sorted((-r.computed) % size for r in running)
-        return rounds * size + offsets[rest]
+        crossing, size = self.crossing, self.rules.block_size
+        rounds, rest = divmod(free, len(self.members))
+        start = self.tick % size
+        for i in range(size):
+            rest -= crossing[(start + i) % size]
+            if rest < 0:
+                return rounds * size + i
+        return rounds * size + size
 
     # ---- one step ----
 
@@ -369,13 +446,12 @@ class SketchReplay:
                 self._decode_v0(batch)
         elif self._walk(batch):
             self._admit(batch)
-        if not batch.chunks:
+        scheduled = len(batch.chunks) + batch.members
+        if not scheduled:
             if evictions == self.preemptions:
                 self._give_up()
             return
-        batch.seconds = self.cost.seconds(
-            batch.prefill, batch.decodes, batch.kv_tokens, len(batch.chunks)
-        )
+        batch.seconds = self.cost.seconds(batch.prefill, batch.decodes, batch.kv_tokens, scheduled)
         if self.stall is not None and self.generated >= self.stall[0]:
             batch.seconds = max(batch.seconds, self.stall[1] - self.now)
             self.stalls.append((self.now, self.stall[1]))
@@ -392,17 +468,63 @@ class SketchReplay:
         request.computed += tokens
         batch.chunks.append(request)
         batch.kv_tokens += request.computed
-        if (
-            tokens == 1
-            and request.output > 0
-            and request.computed == request.prompt + request.output
-        ):
+        known = request.prompt + request.output
+        if tokens == 1 and request.output > 0 and request.computed == known:
             batch.decodes += 1
         else:
             batch.prefill += tokens
 
+    def _move_bulk(self, batch: _Batch) -> None:
+        """The bulk's part in a step: a token each, and the blocks for it."""
+        count = len(self.members)
+        if count:
+            self.free -= self.crossing[self.tick % self.rules.block_size]
+            batch.members = count
+            batch.decodes += count
+            batch.kv_tokens += self.base_sum + count * self.tick + count
+
     def _walk(self, batch: _Batch) -> bool:
         """Running requests in order; True when nobody was evicted, so that others may be admitted."""
+        plan = self._plan()
+        if plan is None:
+            self._dissolve()
+            return self._walk_singly(batch)
+        self._move_bulk(batch)
+        for request, tokens, need in plan:
+            self.free -= need
+            request.held += need
+            self._budget -= tokens
+            self._schedule(batch, request, tokens)
+        return True
+
+    def _plan(self) -> list[tuple[SketchRequest, int, int]] | None:
+        """(request, tokens, new blocks) of those outside the bulk; None where order matters: blocks or budget are short."""
+        rules, singles = self.rules, self.singles
+        budget = rules.budget - len(self.members)
+        if budget < 0:
+            return None
+        size = rules.block_size
+        need = self.crossing[self.tick % size] if self.members else 0
+        plan: list[tuple[SketchRequest, int, int]] = []
+        if singles:
+            if singles[0] is not self.running[-len(singles)]:
+                return None
+            left = budget
+            for request in singles:
+                tokens = min(request.prompt + request.output - request.computed, left, rules.chunk)
+                if tokens <= 0:
+                    return None
+                end = request.computed + tokens
+                new = max(0, -(-end // size) - request.shared // size - request.held)
+                plan.append((request, tokens, new))
+                need += new
+                left -= tokens
+        if need > self.free:
+            return None
+        self._budget = budget
+        return plan
+
+    def _walk_singly(self, batch: _Batch) -> bool:
         rules, running = self.rules, self.running
         size = rules.block_size
         budget = rules.budget
@@ -429,6 +551,7 @@ class SketchReplay:
             self._schedule(batch, request, tokens)
             index += 1
         self._budget = budget
+        self.singles = running.copy()
         return calm
 
     def _admit(self, batch: _Batch) -> None:
@@ -448,6 +571,7 @@ class SketchReplay:
             self._start(request, hit, hit + chunk)
             budget -= chunk
             self.running.append(request)
+            self.singles.append(request)
             self._schedule(batch, request, chunk)
 
     def _head_fits(self) -> bool:
@@ -522,11 +646,17 @@ class SketchReplay:
                 self.credited += tokens if request.first is not None else 0
             budget -= tokens
             self.running.append(request)
+            self.singles.append(request)
             self._schedule(batch, request, tokens)
         return bool(batch.chunks)
 
     def _decode_v0(self, batch: _Batch) -> None:
         """V0: every decode wants a free block, whether it needs one or not."""
+        crossing = self.crossing[self.tick % self.rules.block_size]
+        if self.members and not self.singles and self.free > crossing:
+            self._move_bulk(batch)
+            return
+        self._dissolve()
         running = self.running
         size = self.rules.block_size
         index = 0
@@ -546,6 +676,7 @@ class SketchReplay:
                 request.held += 1
             self._schedule(batch, request, 1)
             index += 1
+        self.singles = running.copy()
 
     def _complete(self, flight: _Batch) -> None:
         self._flight = None
@@ -557,30 +688,37 @@ class SketchReplay:
         work[2] += flight.decodes
         work[3] += flight.kv_tokens
         work[4] += flight.prefill * flight.prefill
-        finished = False
+        if flight.members:
+            self.tick += 1
+            self.generated += len(self.members)
+        joined = False
         for request in flight.chunks:
-            if request.computed == request.prompt + request.output:
+            if request.computed == request.prompt + request.output and not request.bulk:
+                joined = True
                 if request.first is None:
                     request.first = self.now
                     self.credited += request.credit
                 request.output += 1
                 self.generated += 1
-                if request.output >= request.limit:
-                    finished = True
-        if finished:
-            self._retire()
+                self._join(request)
+        if joined:
+            self.singles = [r for r in self.singles if not r.bulk]
+        self._retire()
         self._show()
 
     def _retire(self) -> None:
-        kept = []
-        for request in self.running:
-            if request.output >= request.limit:
-                request.end = self.now
-                self._release(request)
-                self.done.append(request)
-            else:
-                kept.append(request)
-        self.running = kept
+        """Members that have their last token leave the engine."""
+        if not self.members or self._next_finish() > self.tick:
+            return
+        gone = set()
+        while self.members and self._next_finish() <= self.tick:
+            request = self.members[self.finishes[0][1]]
+            self._leave(request)
+            request.end = self.now
+            self._release(request)
+            self.done.append(request)
+            gone.add(request.id)
+        self.running = [r for r in self.running if r.id not in gone]
 
     def _show(self) -> None:
         self.shown_running = len(self.running)
