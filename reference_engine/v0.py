@@ -20,10 +20,8 @@ from .workload import Request
 
 __all__ = ["V0Scheduler"]
 
-MAX_PADDINGS = 256
-LONG_PREFILL_SHARE = (
-    0.04  # of the model's length: a prompt beyond it is "long" when nothing else is configured
-)
+# of the model's length: a prompt beyond it is "long" when nothing else is configured
+LONG_PREFILL_SHARE = 0.04
 
 
 class V0Scheduler:
@@ -287,7 +285,8 @@ class V0Scheduler:
                 turn.blocked = "kv"
                 self._forget_hit(state)
                 break
-            if self._exceeds_padding(state, turn) or not turn.affords(uncached):
+            too_padded = self.profile.padded_prefill and turn.is_padded_by(state.tokens)
+            if too_padded or not turn.affords(uncached):
                 turn.blocked = "seat" if turn.seats >= self.config.max_num_seqs else "budget"
                 self._forget_hit(state)
                 break
@@ -315,14 +314,6 @@ class V0Scheduler:
             and state.uncomputed > self.long_prefill
             and turn.long_prefills >= self.config.max_long_partial_prefills
         )
-
-    def _exceeds_padding(self, state: V0State, turn: Turn) -> bool:
-        """Up to 0.3: a batch costs its longest prompt for each prompt, and only so much of it may be padding."""
-        if not self.profile.padded_prefill:
-            return False
-        lengths = [tokens for _state, tokens in turn.prefills] + [state.tokens]
-        cost = len(lengths) * max(lengths)
-        return cost > self.config.max_num_batched_tokens or cost - sum(lengths) > MAX_PADDINGS
 
     def _delay_is_over(self, now: float) -> bool:
         """`delay_factor`: hold prompts until the oldest has waited that many times the last prompt step's duration."""

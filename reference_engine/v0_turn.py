@@ -11,6 +11,8 @@ from .v0_state import V0State
 
 __all__ = ["Turn", "V0Step"]
 
+MAX_PADDINGS = 256
+
 Chunk = tuple[V0State, int]
 """A request and the tokens of its chunk, cached ones included."""
 
@@ -107,6 +109,15 @@ class Turn:
         """A seat and the budget for `tokens` (at least one) are left."""
         left = self.config.max_num_batched_tokens - self.tokens
         return 0 < tokens <= left and self.seats < self.config.max_num_seqs
+
+    def is_padded_by(self, tokens: int) -> bool:
+        """Whether one prompt more makes the batch too long or too uneven.
+
+        Up to 0.3 a batch costs its longest prompt for each prompt, and only so much of it may be padding.
+        """
+        lengths = [chunk for _state, chunk in self.prefills] + [tokens]
+        cost = len(lengths) * max(lengths)
+        return cost > self.config.max_num_batched_tokens or cost - sum(lengths) > MAX_PADDINGS
 
     def step(self) -> V0Step:
         """The record of what is scheduled; each scheduled request counts its tokens as computed."""
