@@ -105,11 +105,11 @@ def summing_to(drawn: Floats, known: Floats, total: float, longest: int) -> Floa
     free = known <= 0
     out = np.asarray(drawn, dtype=np.float64).copy()
     if not free.any():
-        return np.rint(out)
+        return np.asarray(np.rint(out), dtype=np.float64)
     target = max(total - float(out[~free].sum()), float(free.sum()))
     for _ in range(3):
         out[free] = np.clip(out[free] * (target / max(float(out[free].sum()), 1e-9)), 1, longest)
-    out = np.rint(out)
+    out = np.asarray(np.rint(out), dtype=np.float64)
     where = np.flatnonzero(free)
     top = where[int(np.argmax(out[where]))]
     fixed = out[top] + round(target - float(out[where].sum()))
