@@ -200,7 +200,8 @@ class State:
                 prompt, _ = self.prompt(live)
                 if (
                     live.group >= 0
-                ):  # what it took of the group's tokens stays unknown; its mean is taken out
+                ):  # the budget cut it: half a mean prompt is taken out of the group
+                    prompt /= 2
                     live = self.learn(live, round(prompt))
                 redone, tokens, group = redone + prompt, 0, -1
                 live = replace(live, known=None)

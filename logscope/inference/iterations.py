@@ -33,7 +33,7 @@ __all__ = ["Reconstruction", "reconstruct"]
 _WINDOW_S = 10
 _WIDEST = 0.14  # of the count, on each side
 _MARGIN = 0.03  # of the count; the bounds allow for this even where every step is explained
-_WELL = 0.5  # of cost a request: an account that needs no second look
+_FLIP = 2.0  # of cost, by which other rules than the log's must be better
 _BADLY = 6.0  # of cost a request: the rules explain nothing any more
 _ENOUGH = 150  # changes in the steps by which the rules are chosen
 _OFTEN = (
@@ -125,7 +125,9 @@ def _answer(
     hits: int,
 ) -> Reconstruction:
     explained = max(0.0, 1.0 - found.cost / max(1.0, _BADLY * len(found.histories)))
-    times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k, _ in found.evictions]
+    ahead = int(rules.asynchronous)  # a step is scheduled while the one before it runs
+    evicted = [max(0, k - ahead) for k, _ in found.evictions]
+    times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k in evicted]
     fit, coverage = _fit(stats, story, steps, config)
     certain = rules.exact_limits or (len(arrivals) > 0 and bool(arrivals.exact.all()))
     sample = _sample(story, hits, config)
@@ -202,24 +204,25 @@ def _best_track(
         for e in bounds
         for c in ((False, True) if usage else (False,))
     ]
-    sample = _sample_of(steps)
+    sample = _telling_part(steps, first.usable)
     tried: list[tuple[float, int]] = []
     for index, rules in enumerate(ways):
         quick = track(sample, arrivals, rules, seed, kept=2)
-        tried.append((quick.cost, index))
+        tried.append((quick.cost + (_FLIP if index else 0.0), index))
         if progress is not None:
             progress(0.5 * (index + 1) / len(ways))
-        if quick.cost < _WELL * len(quick.histories):
+        if quick.cost == 0:
             break
     best = ways[min(tried)[1]]
     return track(steps, arrivals, best, seed), best
 
 
-def _sample_of(steps: Steps) -> Steps:
-    """The first steps, with so many changes that rules can be told apart by them."""
+def _telling_part(steps: Steps, usable: int) -> Steps:
+    """The steps from the first on that suffice to tell rules apart: some changes, and some under pressure if there is any."""
     changes = np.cumsum((steps.context > 0) | (steps.excess > 0))
-    stop = int(np.searchsorted(changes, max(_ENOUGH, 0.3 * changes[-1]))) + 1
-    return steps.part(stop)
+    pressed = np.flatnonzero((steps.used > 0.97 * usable) | (steps.excess > 0))
+    since = int(changes[pressed[0]]) if len(pressed) else 0
+    return steps.part(int(np.searchsorted(changes, since + _ENOUGH)) + 1)
 
 
 def _placed(found: Track, arrivals: Arrivals, steps: Steps, stats: pl.DataFrame | None) -> Arrivals:

@@ -216,7 +216,9 @@ def write_log(
             truth.first_token.setdefault(str(name), now)
         for name in outcome.tokens:
             delivered[str(name)] = delivered.get(str(name), 0) + 1
-            if delivered[str(name)] == truth.outputs[str(name)]:  # at its limit, or it stops by itself
+            if (
+                delivered[str(name)] == truth.outputs[str(name)]
+            ):  # at its limit, or it stops by itself
                 truth.finished[str(name)] = now
                 scheduler.abort(name)
         usage = 1 - scheduler.pool.free / usable
