@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,6 +18,7 @@ from logscope.logged_preemptions import Stretch
 from logscope.scenario import Scenario
 from logscope.servers import EngineLog
 from logscope.spikes import Spike, find_spikes
+from reference_engine.workload import Request
 
 __all__ = ["FAIR_FIT", "Predict", "ReplayAnswer", "replay_engine", "try_replay"]
 
@@ -50,6 +51,7 @@ class ReplayAnswer:
     origin: datetime
     requests_frame: pl.DataFrame
     steps_frame: pl.DataFrame
+    workload: Sequence[Request] = ()
     seed: int = 0
     unsupported: tuple[str, ...] = ()
     spikes: tuple[Spike, ...] = ()
@@ -139,6 +141,7 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
         requests_frame=requests,
         steps_frame=found.result.steps(),
         drawn=of_sample(found.sample, found.config),
+        workload=found.workload,
         seed=seed,
     )
 
@@ -189,6 +192,7 @@ def _from_particles(
         requests_frame=found.requests_frame,
         steps_frame=found.steps_frame,
         drawn=of_sample(found.workloads[0], found.config),
+        workload=found.workloads[0].requests,
         seed=seed,
     )
 

@@ -12,13 +12,12 @@ from logscope.options import (
     open_sources,
     reading_options,
     source_argument,
+    unit_option,
     write_json,
 )
 from logscope.times import Moment, Span
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from logscope.analysis import Analysis
 
 __all__ = ["command"]
@@ -50,6 +49,18 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
     help="Write the frames as Parquet.",
 )
 @click.option(
+    "--workload-out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the inferred requests, which `logscope replay` reads.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the replay as a Chrome/Perfetto trace.",
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -67,6 +78,7 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
     type=click.Choice(["warning", "critical"]),
     help="Exit with status 1 where a finding is as severe.",
 )
+@unit_option
 @reading_options
 @display_options
 @click.pass_context
@@ -77,10 +89,13 @@ def command(
     html_target: Path | None,
     plotlyjs: str,
     frames: Path | None,
+    workload_out: Path | None,
+    trace: Path | None,
     settings: tuple[str, ...],
     no_replay: bool,
     seed: int,
     fail_on: str | None,
+    units: tuple[str, ...],
     since: Moment | None,
     until: Moment | None,
     timezone: str | None,
@@ -97,8 +112,15 @@ def command(
     Examples:
       logscope analyze server.log --html report.html
       journalctl -u vllm -o json | logscope analyze -
+      logscope analyze --unit vllm --since today
     """
     from logscope.analysis import analyze
+    from logscope.analysis_files import (
+        frames_of_report,
+        write_frames,
+        write_replay_trace,
+        write_workload,
+    )
     from logscope.analysis_json import analysis_document
     from logscope.configuration import SettingError, parse_settings
     from logscope.events_json import to_json
@@ -110,8 +132,9 @@ def command(
         given = parse_settings(settings)
     except SettingError as error:
         raise click.UsageError(str(error)) from None
-    opened = open_sources(sources, timezone=timezone)
-    data = read_log(opened, Span(since, until, timezone), year=year)
+    span = Span(since, until, timezone)
+    opened = open_sources(sources, timezone=timezone, units=units, span=span)
+    data = read_log(opened, span, year=year)
     if not quiet:
         for problem in problems(data.coverage):
             click.echo(f"logscope: {problem}", err=True)
@@ -120,11 +143,15 @@ def command(
         found = analyze(data, given=given, replay=not no_replay, seed=seed, progress=progress)
     document = analysis_document(found)
     if frames is not None:
-        _write_frames(found, frames)
+        write_frames(found, frames)
     if html_target is not None:
         from logscope.report.html import write_html
 
-        write_html(document, _report_frames(found), html_target, plotlyjs=plotlyjs)
+        write_html(document, frames_of_report(found), html_target, plotlyjs=plotlyjs)
+    if workload_out is not None:
+        write_workload(found, workload_out)
+    if trace is not None:
+        write_replay_trace(found, trace)
     if json_target is not None:
         write_json(to_json(document, indent=None if json_target == "-" else 1), json_target)
     if json_target != "-":
@@ -146,30 +173,3 @@ def _series(found: Analysis) -> dict[str, list[float | None]]:
         return {}
     names = {"Running": "running", "Waiting": "waiting", "KV usage": "kv_pct"}
     return {word: worst.windows[name].to_list() for word, name in names.items()}
-
-
-def _report_frames(found: Analysis) -> dict[str, pl.DataFrame]:
-    frames = dict(found.data.frames)
-    worst = found.worst_result
-    if worst is not None and worst.answer is not None:
-        from logscope.drawn_replay import report_frames
-
-        answer = worst.answer
-        frames |= report_frames(
-            answer.drawn,
-            answer.requests_frame,
-            answer.steps_frame,
-            answer.spikes,
-            [a.candidate.changes for a in worst.advice],
-            worst.log.facts,
-            answer.origin,
-        )
-    return frames
-
-
-def _write_frames(found: Analysis, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, frame in _report_frames(found).items():
-        part = folder / f".{name}.parquet.part"
-        frame.write_parquet(part)
-        part.replace(folder / f"{name}.parquet")
