@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -37,13 +38,8 @@ def read_log(sources: Sequence[Any], span: Span, *, year: int | None = None) -> 
     coverage = Coverage()
     builder = FrameBuilder()
     found = LogFrames({}, coverage)
-    kept: list[Event] = []
-    for event in events_in(sources, coverage, Span(), year=year, keep=Keep(exceptions=True)):
-        if span.is_open:
-            _take(found, builder, event)
-        else:
-            kept.append(event)
-    for event in _within(kept, span):
+    events = events_in(sources, coverage, Span(), year=year, keep=Keep(exceptions=True))
+    for event in events if span.is_open else _within(events, span):
         _take(found, builder, event)
     found.frames = builder.frames()
     return found
@@ -59,12 +55,15 @@ def _take(found: LogFrames, builder: FrameBuilder, event: Event) -> None:
         found.texts[event.source, event.line] = event.text
 
 
-def _within(events: list[Event], span: Span) -> list[Event]:
-    times = [t for e in events if (t := span.clock(e.time, e.outer_us)) is not None]
-    end = max(times) if times else None
-    kept, last = [], None
+def _within(events: Iterable[Event], span: Span) -> Iterator[Event]:
+    """What the span holds; where it is relative to the log's end all events wait until the end is known."""
+    end: datetime | None = None
+    if span.needs_end:
+        events = list(events)
+        times = [t for e in events if (t := span.clock(e.time, e.outer_us)) is not None]
+        end = max(times) if times else None
+    last: datetime | None = None
     for event in events:
         last = span.clock(event.time, event.outer_us) or last
         if event.family in _SETUP or span.holds(last, end):
-            kept.append(event)
-    return kept
+            yield event

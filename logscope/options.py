@@ -10,13 +10,28 @@ from typing import Any, BinaryIO, TypeVar
 import click
 
 from logscope.errors import NothingToWorkOn
-from logscope.times import MomentType
+from logscope.times import MomentType, Span
 
-__all__ = ["display_options", "open_sources", "reading_options", "source_argument", "write_json"]
+__all__ = [
+    "display_options",
+    "open_sources",
+    "reading_options",
+    "source_argument",
+    "unit_option",
+    "write_json",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 source_argument = click.argument("sources", nargs=-1, metavar="[SOURCE]...")
+
+unit_option = click.option(
+    "--unit",
+    "units",
+    multiple=True,
+    metavar="NAME",
+    help="Read a systemd unit's journal (runs journalctl).",
+)
 
 
 def reading_options(function: F) -> F:
@@ -27,7 +42,7 @@ def reading_options(function: F) -> F:
                 "--since",
                 type=MomentType(),
                 metavar="TIME",
-                help="Leave out what is before: ISO, or -2h (before the end of the log).",
+                help="Leave out what is before: ISO, today, or -2h (before the end of the log).",
             ),
             click.option(
                 "--until",
@@ -71,21 +86,34 @@ def display_options(function: F) -> F:
     return function
 
 
-def open_sources(names: tuple[str, ...], *, timezone: str | None = None) -> list[Any]:
+def open_sources(
+    names: tuple[str, ...],
+    *,
+    timezone: str | None = None,
+    units: tuple[str, ...] = (),
+    span: Span | None = None,
+    from_start: bool = True,
+) -> list[Any]:
     """The sources that the user named; standard input when none is named and it is a pipe or a file.
 
+    Of `units` only what `span` needs is read: from the unit's last start before it with `from_start`.
     Raises NothingToWorkOn where nothing is named and standard input is a terminal.
     """
     from parsers.sources import expand
 
-    if not names:
+    if not names and not units:
         if sys.stdin is None or sys.stdin.isatty():
             raise NothingToWorkOn(
                 "no log named: give a file, a folder or a glob, or pipe a log in (journalctl -u vllm | logscope analyze -)"
             )
         names = ("-",)
     stdin: BinaryIO | None = sys.stdin.buffer if sys.stdin is not None else None
-    return list(expand(names, stdin=stdin, timezone=timezone))
+    sources: list[Any] = list(expand(names, stdin=stdin, timezone=timezone))
+    if units:
+        from logscope.journal_units import unit_source
+
+        sources += [unit_source(unit, span or Span(), from_start=from_start) for unit in units]
+    return sources
 
 
 def write_json(document: str, target: str) -> None:

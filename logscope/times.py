@@ -12,6 +12,7 @@ import click
 __all__ = ["Moment", "MomentType", "Span"]
 
 _RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>s|min|m|h|d|w)$")
+_DAYS = {"today": 0, "yesterday": 1}
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -32,7 +33,7 @@ class Moment:
 
 
 class MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases
-    """Parses `2026-05-09T10:00`, `2026-05-09 10:00:00`, `10:00` is refused (which day?), `-2h`."""
+    """Parses `2026-05-09T10:00`, `2026-05-09 10:00:00`, `today`, `yesterday` (their midnights), `-2h`; `10:00` is refused (which day?)."""
 
     name = "time"
 
@@ -45,11 +46,14 @@ class MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer
         text = str(value).strip()
         if match := _RELATIVE.match(text):
             return Moment(before_end_s=int(match["count"]) * _UNITS[match["unit"]])
+        if text in _DAYS:
+            day = datetime.now().replace(hour=0, minute=0, second=0, microsecond=0)
+            return Moment(when=day - timedelta(days=_DAYS[text]))
         try:
             return Moment(when=datetime.fromisoformat(text.replace("Z", "+00:00")))
         except ValueError:
             self.fail(
-                f"{text!r} is no time: write 2026-05-09T10:00:00, or -2h for the last two hours of the log",
+                f"{text!r} is no time: write 2026-05-09T10:00:00, today, or -2h for the last two hours of the log",
                 param,
                 ctx,
             )

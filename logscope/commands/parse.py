@@ -9,7 +9,13 @@ from pathlib import Path
 
 import click
 
-from logscope.options import display_options, open_sources, reading_options, source_argument
+from logscope.options import (
+    display_options,
+    open_sources,
+    reading_options,
+    source_argument,
+    unit_option,
+)
 from logscope.times import Moment, Span
 from parsers.events import Coverage, Event
 
@@ -40,6 +46,7 @@ __all__ = ["command"]
     is_flag=True,
     help="Keep prompts, token ids and outputs (left out otherwise).",
 )
+@unit_option
 @reading_options
 @display_options
 @click.pass_context
@@ -50,6 +57,7 @@ def command(
     output: Path | None,
     keep_other: bool,
     include_prompts: bool,
+    units: tuple[str, ...],
     since: Moment | None,
     until: Moment | None,
     timezone: str | None,
@@ -71,7 +79,7 @@ def command(
 
     coverage = Coverage()
     span = Span(since, until, timezone)
-    opened = open_sources(sources, timezone=timezone)
+    opened = open_sources(sources, timezone=timezone, units=units, span=span, from_start=False)
     events = events_in(opened, coverage, span, year=year, keep=Keep(keep_other, include_prompts))
     if output is not None:
         _write_parquet(events, output)

@@ -13,6 +13,7 @@ from logscope.options import (
     open_sources,
     reading_options,
     source_argument,
+    unit_option,
     write_json,
 )
 from logscope.times import Moment, Span
@@ -35,6 +36,7 @@ class CannotReplayError(LogscopeError):
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Same input and seed, same output."
 )
+@unit_option
 @reading_options
 @display_options
 def command(
@@ -42,6 +44,7 @@ def command(
     settings: tuple[str, ...],
     json_target: str | None,
     seed: int,
+    units: tuple[str, ...],
     since: Moment | None,
     until: Moment | None,
     timezone: str | None,
@@ -69,9 +72,9 @@ def command(
         changes = parse_settings(settings, scenario=True)
     except SettingError as error:
         raise click.UsageError(str(error)) from None
-    data = read_log(
-        open_sources(sources, timezone=timezone), Span(since, until, timezone), year=year
-    )
+    span = Span(since, until, timezone)
+    opened = open_sources(sources, timezone=timezone, units=units, span=span)
+    data = read_log(opened, span, year=year)
     if not quiet:
         for problem in problems(data.coverage):
             click.echo(f"logscope: {problem}", err=True)
