@@ -151,19 +151,6 @@ class Source:
         if kind is None and self.size is not None:
             self._check_whole(stream)
 
-    def _placed(self, pieces: Iterator[TextBlock | list[Line]]) -> Iterator[TextBlock | list[Line]]:
-        """With the pod and container that the file's place tells, where the lines do not."""
-        pod = pod_of(str(self.path)) if self.path is not None else None
-        if pod is None:
-            return pieces
-        place = Outer("", pod=pod[0], container=pod[1])
-        return (
-            piece
-            if isinstance(piece, TextBlock)
-            else [ln._replace(outer=ln.outer.completed(place)) if ln.outer else ln for ln in piece]
-            for piece in pieces
-        )
-
     def _journal(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         self._is_journal = True
         return blocks
@@ -190,18 +177,32 @@ class Source:
         of more than 1 MiB is cut and counted in `loss`. Bytes that are no UTF-8 become U+FFFD. A source that
         is newest first is turned round (`newest_first` is set), its lines keep their numbers.
         """
-        for piece in self.pieces():
+        for piece in self._pieces(bulk=False):
             if isinstance(piece, TextBlock):
-                yield from (Line(number, text) for number, text in piece.numbered())
+                yield from piece.lines()
             else:
                 yield from piece
 
     def pieces(self) -> Iterator[TextBlock | list[Line]]:
-        """The bulk form of `lines`: text in which no line wears an envelope as it is, all else as lines."""
+        """The bulk form of `lines`: payload text in blocks where that can be had, all else as lines.
+
+        A block's `data` is payload text; in which envelopes its lines stood tells its `worn`, if not None
+        (`worn.outer(i)` gives the facts of the block's line i, from 0).
+        """
+        return self._pieces(bulk=True)
+
+    def _pieces(self, *, bulk: bool) -> Iterator[TextBlock | list[Line]]:
         clock = Clock(self.timezone, self.modified_us)
-        pieces = self._placed(
-            unwrapped(self.blocks(), self.loss, clock, by_entry=lambda: self._is_journal)
+        pod = pod_of(str(self.path)) if self.path is not None else None
+        pieces = unwrapped(
+            self.blocks(),
+            self.loss,
+            clock,
+            by_entry=lambda: self._is_journal,
+            bulk=bulk and pod is None,
         )
+        if pod is not None:
+            pieces = _placed(pieces, Outer("", pod=pod[0], container=pod[1]))
         first = next(pieces, None)
         if first is None:
             return
@@ -217,6 +218,17 @@ class Source:
         except OSError as error:  # no space for the temporary file
             reason = error.strerror or str(error)
             self.loss.problem = f"newest first and could not be turned round: {reason}"
+
+
+def _placed(
+    pieces: Iterator[TextBlock | list[Line]], place: Outer
+) -> Iterator[TextBlock | list[Line]]:
+    """With the pod and container that the file's place tells, where the lines do not."""
+    for piece in pieces:
+        if isinstance(piece, TextBlock):
+            yield piece
+        else:
+            yield [ln._replace(outer=ln.outer.completed(place)) if ln.outer else ln for ln in piece]
 
 
 class Sources(list[Source]):

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from parsers.bulk import undressed
 from parsers.chronology import goes_back, inner_clocks, newest_last
 from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.journal_fields import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE
 from parsers.lines import Line
 from parsers.terminal_rows import Rows, rows_of
-from parsers.text_blocks import TextBlock, text_blocks
+from parsers.text_blocks import UNUSUAL, TextBlock, text_blocks
 
 if TYPE_CHECKING:
     from parsers.sources import Loss
@@ -22,19 +23,17 @@ __all__ = ["is_newest_first", "turned_round", "unwrapped"]
 
 Piece = TextBlock | list[Line]
 
-# A line that does not begin as vLLM's records do: it may wear an envelope, and is looked at.
-# The line feed before it makes the search run at the speed of a search for one byte.
-_UNUSUAL = re.compile(rb"\n(?![(\n]|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :])([^\n]+)")
-_SAMPLED_BYTES = 1 << 15
+_CLOCKS = 2000  # so many lines show whether a clock goes back
 _EXPORT = re.compile(rb"(?:__[A-Z_]+=[^\n]*\n)+[A-Z_]")
 
 
 def unwrapped(
-    blocks: Iterator[bytes], loss: Loss, clock: Clock, *, by_entry: Callable[[], bool]
+    blocks: Iterator[bytes], loss: Loss, clock: Clock, *, by_entry: Callable[[], bool], bulk: bool
 ) -> Iterator[Piece]:
     """The pieces of a source: text in which no line wears an envelope, or lines taken out of theirs.
 
     `by_entry` tells, once blocks were read, whether lines are numbered by journal entry instead of by line.
+    With `bulk`, text in which all lines wear the same envelopes comes as a block too, without them.
     """
     first = next(blocks, None)
     if first is None:
@@ -49,20 +48,27 @@ def unwrapped(
     if head is None:
         return
     lines = chain((head,), lines)
-    rows = rows_of(head.data[:_SAMPLED_BYTES].decode("utf-8", "replace").split("\n")[:-1])
+    rows = rows_of(head.head(SAMPLE)[:-1])
     if rows is not None:
         yield from _rejoined(lines, rows, unwrapper)
-        return
-    for block in lines:
-        if _is_plain(block, unwrapper):
-            yield block
-        else:
-            yield unwrapper.feed_block(block.number, block.texts())
-    rest = unwrapper.finish()
-    if rest:
-        yield rest
+    else:
+        yield from (_piece(block, unwrapper, bulk=bulk) for block in lines)
+        yield unwrapper.finish()
     loss.truncated += unwrapper.cut_lines
     loss.bytes += unwrapper.cut
+
+
+def _piece(block: TextBlock, unwrapper: Unwrapper, *, bulk: bool) -> Piece:
+    """A block as it is, without its envelopes (`bulk`), or as lines."""
+    if not unwrapper.busy:
+        unwrapper.survey(block.head(SAMPLE))
+        if _is_plain(block, unwrapper):
+            return block
+        bare = undressed(block, unwrapper) if bulk else None
+        if bare is not None and bare.worn is not None:
+            unwrapper.went_past(bare.worn.outer(bare.data.count(b"\n") - 1))
+            return bare
+    return unwrapper.feed_block(block.number, block.texts())
 
 
 def _rejoined(
@@ -70,7 +76,7 @@ def _rejoined(
 ) -> Iterator[list[Line]]:
     """Lines that a terminal wrapped: joined, then taken out of their envelopes."""
     for block in blocks:
-        joined = list(rows.join(block.numbered()))
+        joined = list(rows.join(enumerate(block.texts(), block.number)))
         unwrapper.survey([text for _, text in joined[:SAMPLE]])
         yield [line for number, text in joined for line in unwrapper.feed(number, text)]
     last = [line for number, text in rows.rest() for line in unwrapper.feed(number, text)]
@@ -78,14 +84,10 @@ def _rejoined(
 
 
 def _is_plain(block: TextBlock, unwrapper: Unwrapper) -> bool:
-    if unwrapper.busy:
-        return False
-    head = block.data[:_SAMPLED_BYTES].decode("utf-8", "replace").split("\n")
-    unwrapper.survey(head[:SAMPLE])
     first = block.data.partition(b"\n")[0].decode("utf-8", "replace")
     return not unwrapper.wraps(first) and not any(
         unwrapper.wraps(found[1].decode("utf-8", "replace"))
-        for found in _UNUSUAL.finditer(block.data)
+        for found in UNUSUAL.finditer(block.data)
     )
 
 
@@ -113,9 +115,10 @@ def _entry_lines(
 
 def is_newest_first(piece: Piece) -> bool:
     """Whether the clock of a source's first piece goes back nearly always."""
-    if isinstance(piece, TextBlock):
+    if isinstance(piece, TextBlock) and piece.worn is None:
         return goes_back(inner_clocks(piece.data))
-    times = [line.outer.time_us for line in piece if line.outer and line.outer.time_us is not None]
+    head = islice(_lines(piece), _CLOCKS)
+    times = [line.outer.time_us for line in head if line.outer and line.outer.time_us is not None]
     return goes_back(times)
 
 
@@ -127,6 +130,4 @@ def turned_round(first: Piece, rest: Iterator[Piece]) -> Iterator[list[Line]]:
 
 
 def _lines(piece: Piece) -> Iterator[Line]:
-    if isinstance(piece, TextBlock):
-        return (Line(number, text) for number, text in piece.numbered())
-    return iter(piece)
+    return piece.lines() if isinstance(piece, TextBlock) else iter(piece)

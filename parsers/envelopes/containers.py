@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from parsers.envelopes.clock import ISO, Clock
-from parsers.envelopes.peeled import Envelope, Peeled
+from parsers.envelopes.peeled import Envelope, Peeled, of_each_line
 from parsers.lines import Outer
 
 __all__ = ["STRONG", "WEAK"]
@@ -18,6 +18,7 @@ __all__ = ["STRONG", "WEAK"]
 _CRI = re.compile(
     rf"(?P<iso>{ISO}) (?P<stream>stdout|stderr) (?P<tag>[PF])(?::[^\s:]{{1,20}}){{0,4}}(?: |$)"
 )
+_CRI_WHOLE = re.compile(_CRI.pattern.replace("[PF]", "F"))
 # [pod/vllm-0/vllm] INFO ...
 _POD = re.compile(
     r"\[pod/(?P<pod>[a-z0-9][a-z0-9.-]{0,252})(?:/(?P<container>[a-z0-9][a-z0-9-]{0,62}))?\](?: |$)"
@@ -90,11 +91,11 @@ _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz")
 _WORD = _DIGITS | _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ\x1b")
 _STERN_STARTS = _LOWER | _DIGITS | {"\x1b"}
 STRONG = (
-    Envelope("cri", _DIGITS, _cri),
-    Envelope("kubectl-prefix", frozenset("["), _pod),
+    Envelope("cri", _DIGITS, _cri, bulk=of_each_line(_CRI_WHOLE)),
+    Envelope("kubectl-prefix", frozenset("["), _pod, bulk=of_each_line(_POD)),
 )
 WEAK = (
-    Envelope("compose", _WORD, _gutter, weak=True),
+    Envelope("compose", _WORD, _gutter, weak=True, bulk=of_each_line(_GUTTER)),
     Envelope("gutter", frozenset(" \t|"), _bare_gutter, weak=True),
     # the longer form first: its beginning looks like the shorter one
     Envelope("stern-namespace", _STERN_STARTS, _stern_namespace, weak=True),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from parsers.envelopes.clock import Clock
 from parsers.lines import JsonRecord, Outer
 
-__all__ = ["Envelope", "Peeled", "looks_like_record"]
+__all__ = ["Envelope", "Peeled", "looks_like_record", "of_each_line"]
 
 
 class Peeled(NamedTuple):
@@ -34,6 +34,7 @@ class Envelope(NamedTuple):
     `starts` holds the first characters that it may have. A `weak` envelope's form alone proves nothing (a
     foreign logger writes its own stamp too): it is taken off only from a vLLM record, or in a stream that
     is known to wear it. A `vague` one's form is also the beginning of another's.
+    `bulk` matches the envelope at each line of a block.
     """
 
     name: str
@@ -41,6 +42,15 @@ class Envelope(NamedTuple):
     peel: Callable[[str, Clock], Peeled | None]
     weak: bool = False
     vague: bool = False
+    bulk: re.Pattern[bytes] | None = None
+
+
+def of_each_line(pattern: re.Pattern[str]) -> re.Pattern[bytes]:
+    """An envelope's pattern for blocks of bytes, after a line feed; it must not run over a line's end.
+
+    With the line feed the search for the next line is one for a byte, five times as fast as with `^`.
+    """
+    return re.compile(b"\n(?:" + pattern.pattern.encode() + b")", re.M)
 
 
 _COLOUR = r"(?:\x1b\[[0-9;]*m|\^\[\[[0-9;]*m|\[[0-9;]{1,5}m)?"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from parsers.envelopes.clock import ISO, Clock
-from parsers.envelopes.peeled import Envelope, Peeled
+from parsers.envelopes.peeled import Envelope, Peeled, of_each_line
 from parsers.lines import Outer
 
 __all__ = ["PARTICULAR", "PLAIN_STAMPS"]
@@ -106,7 +106,9 @@ PARTICULAR = (
     Envelope("viewer", _DIGITS, _viewer, weak=True),
 )
 PLAIN_STAMPS = (
-    Envelope("timestamp", _DIGITS, _stamp, weak=True, vague=True),
-    Envelope("bracketed-timestamp", frozenset("["), _bracketed, weak=True),
+    Envelope("timestamp", _DIGITS, _stamp, True, True, of_each_line(_STAMP)),
+    Envelope(
+        "bracketed-timestamp", frozenset("["), _bracketed, True, False, of_each_line(_BRACKETED)
+    ),
     Envelope("quote", frozenset(">-*\u201c\u2018"), _quote, weak=True),
 )

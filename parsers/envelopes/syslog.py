@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from parsers.envelopes.clock import ISO, Clock
-from parsers.envelopes.peeled import Envelope, Peeled
+from parsers.envelopes.peeled import Envelope, Peeled, of_each_line
 from parsers.lines import Outer
 
 __all__ = ["STRONG", "WEAK"]
@@ -45,6 +45,13 @@ _RFC5424 = re.compile(
 _OCTAL = re.compile(
     r"#(0[0-3][0-7]|177)"
 )  # rsyslog's escapes of control characters: #015 is CR, #033 ESC
+
+
+def _with_pid(pattern: re.Pattern[str]) -> re.Pattern[bytes]:
+    """For blocks: only with a pid, and without rsyslog's escapes, which need a look at each line."""
+    optional = r"(?:\[(?P<pid>[\w.-]{1,20})\])?"
+    required = pattern.pattern.replace(optional, optional[3:-2])
+    return of_each_line(re.compile(required + r"(?![^\n]*#0)"))
 
 
 def _short(text: str, clock: Clock) -> Peeled | None:
@@ -134,8 +141,8 @@ def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> 
 _DIGITS = frozenset("0123456789")
 _MONTHS = frozenset("JFMASOND")
 STRONG = (
-    Envelope("journal-short", _MONTHS | {"<"}, _short),
-    Envelope("journal-short-iso", _DIGITS | {"<"}, _iso),
+    Envelope("journal-short", _MONTHS | {"<"}, _short, bulk=_with_pid(_SHORT)),
+    Envelope("journal-short-iso", _DIGITS | {"<"}, _iso, bulk=_with_pid(_ISO)),
     Envelope("journal-with-unit", frozenset("MTWFS"), _full),
     Envelope("journal-short-unix", _DIGITS, _unix),
     Envelope("journal-short-monotonic", frozenset("["), _monotonic),

@@ -28,9 +28,9 @@ from parsers.envelopes.peeled import Envelope, Peeled, looks_like_record
 from parsers.envelopes.registry import BY_START
 from parsers.lines import Line, Outer
 
-__all__ = ["SAMPLE", "Unwrapper", "unwrap"]
+__all__ = ["SAMPLE", "Unwrapper", "merged_outer", "unwrap"]
 
-SAMPLE = 400
+SAMPLE = 200
 _LAYERS = 4
 _LOOK_AHEAD = 8
 _DOCKER_PART = 16_000
@@ -56,7 +56,7 @@ class Unwrapper:
     """Turns physical lines into payload lines, one stream at a time."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock if clock is not None else Clock()
+        self.clock = clock if clock is not None else Clock()
         self._layers = [_Layer() for _ in range(_LAYERS + 1)]
         self._partials = Partials()
         self._collector: Collector | None = None
@@ -88,6 +88,13 @@ class Unwrapper:
         """Lines that were cut, and messages that journalctl left out ("[216B blob data]")."""
         return self._cut_lines + self._partials.cut_lines + self._blobs
 
+    def twin(self) -> Unwrapper:
+        """A new one that knows what this one's survey found."""
+        twin = Unwrapper(self.clock)
+        for layer, own in zip(twin._layers, self._layers, strict=True):
+            layer.worn = own.worn
+        return twin
+
     def survey(self, sample: Sequence[str]) -> None:
         """Look at some lines of the stream to see which weak envelopes most of them wear."""
         texts: Sequence[str] = [text for text in sample if text]
@@ -111,10 +118,10 @@ class Unwrapper:
     def _possible(self, text: str) -> Iterator[tuple[Envelope | None, Peeled]]:
         """What a text may wear, strong envelopes first; None for JSON."""
         if text[0] == "{":
-            yield from ((None, peeled) for peeled in structured.from_line(text, self._clock))
+            yield from ((None, peeled) for peeled in structured.from_line(text, self.clock))
             return
         for envelope in BY_START.get(text[0], ()):
-            peeled = envelope.peel(text, self._clock)
+            peeled = envelope.peel(text, self.clock)
             if peeled is not None:
                 yield envelope, peeled
                 if not envelope.weak:
@@ -157,10 +164,10 @@ class Unwrapper:
             last = layer.last
             if last is None or text[:1] not in last.starts:
                 return None
-            peeled = last.peel(text, self._clock)
+            peeled = last.peel(text, self.clock)
             if peeled is None or not self._is_whole(peeled):
                 return None
-            outer = peeled.outer if outer is None else _merged(outer, peeled.outer)
+            outer = peeled.outer if outer is None else merged_outer(outer, peeled.outer)
             text = peeled.text
             if _PLAIN.match(text):
                 self._outer, self._indent = outer, peeled.indent
@@ -184,6 +191,10 @@ class Unwrapper:
     def entry(self, number: int, peeled: Peeled) -> list[Line]:
         """The payload lines of an entry that was read elsewhere (a journal's)."""
         return self._emit(number, peeled, None, 0)
+
+    def went_past(self, outer: Outer) -> None:
+        """Lines were read elsewhere; bare ones that follow continue an entry with these facts."""
+        self._outer, self._indent = outer, 0
 
     def finish(self) -> list[Line]:
         """What is left at the end of the stream."""
@@ -227,7 +238,7 @@ class Unwrapper:
         return "\n" not in peeled.text and "\r" not in peeled.text
 
     def _emit(self, number: int, peeled: Peeled, around: Outer | None, depth: int) -> list[Line]:
-        outer = peeled.outer if around is None else _merged(around, peeled.outer)
+        outer = peeled.outer if around is None else merged_outer(around, peeled.outer)
         if peeled.record is not None:
             return [Line(number, peeled.text, outer, peeled.record)]
         if peeled.partial and not self._is_cut(peeled):
@@ -268,7 +279,7 @@ class Unwrapper:
         last = layer.last
         first = text[0]
         if last is not None and first in last.starts:
-            peeled = last.peel(text, self._clock)
+            peeled = last.peel(text, self.clock)
             if peeled is not None and (
                 not last.weak
                 or _PLAIN.match(peeled.text)
@@ -277,9 +288,9 @@ class Unwrapper:
                 layer.shape = peeled.shape
                 return [peeled]
         if first in "{\x1e" or text.startswith(("data: {", "[{")):
-            return structured.from_line(text, self._clock)
+            return structured.from_line(text, self.clock)
         for envelope in BY_START.get(first, ()):
-            peeled = envelope.peel(text, self._clock)
+            peeled = envelope.peel(text, self.clock)
             if peeled is not None and (
                 not envelope.weak or self._believed(envelope, peeled, depth)
             ):
@@ -310,7 +321,7 @@ class Unwrapper:
         for text in ahead:
             if not text or text[0] not in envelope.starts:
                 continue
-            peeled = envelope.peel(text, self._clock)
+            peeled = envelope.peel(text, self.clock)
             if peeled is not None and peeled.shape == shape:
                 same += 1
                 proven += looks_like_record(peeled.text) or self._wears_more(peeled, 0)
@@ -336,7 +347,7 @@ class Unwrapper:
     def _close(self) -> list[Line]:
         """The entry that was collected, or its lines as they are when it is none."""
         collector, held = self._collector, self._held
-        entries = collector.entries(self._clock) if collector is not None else []
+        entries = collector.entries(self.clock) if collector is not None else []
         if not entries:
             return self._give_back()
         self._release()
@@ -358,7 +369,7 @@ class Unwrapper:
         self._collector, self._held, self._held_size = None, [], 0
 
 
-def _merged(around: Outer, inside: Outer) -> Outer:
+def merged_outer(around: Outer, inside: Outer) -> Outer:
     """Facts of nested envelopes: the outermost's, but the innermost's time, the nearest to the process."""
     merged = around.completed(inside)
     return merged if inside.time_us is None else merged._replace(time_us=inside.time_us)

@@ -1,0 +1,99 @@
+"""Envelopes taken off a whole block at once, where every line wears the same ones.
+
+A block of a stamped log becomes plain text at the speed of one substitution; the facts of a line (its
+`Outer`) are made when they are asked for. Only where this gives what line by line would give: each line
+wears the envelopes, and those whose payload does not begin as a record are compared one by one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from parsers.envelopes import Clock, Unwrapper
+from parsers.envelopes.peeled import Envelope
+from parsers.envelopes.registry import BY_START
+from parsers.envelopes.unwrapper import merged_outer
+from parsers.lines import Outer
+from parsers.text_blocks import UNUSUAL, TextBlock
+
+__all__ = ["Worn", "undressed"]
+
+_LAYERS = 3
+_FEWEST_LINES = 8
+_MOST_UNUSUAL = (
+    8  # one line in so many may be worth a look; with more of them line by line is as fast
+)
+_RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
+
+
+class Worn:
+    """The envelopes that were taken off a block, and its lines as they were."""
+
+    def __init__(self, data: bytes, envelopes: tuple[Envelope, ...], clock: Clock) -> None:
+        self._data = data
+        self._envelopes = envelopes
+        self._clock = clock
+        self._lines: list[bytes] | None = None
+
+    def line(self, index: int) -> str:
+        """A line in its envelopes."""
+        if self._lines is None:
+            self._lines = self._data.split(b"\n")
+        return self._lines[index].decode("utf-8", "replace")
+
+    def outer(self, index: int) -> Outer:
+        """The facts of the block's line `index` (from 0)."""
+        text, outer = self.line(index), None
+        for envelope in self._envelopes:
+            peeled = envelope.peel(text, self._clock)
+            if peeled is None:  # undecodable bytes in the envelope itself
+                break
+            outer = peeled.outer if outer is None else merged_outer(outer, peeled.outer)
+            text = peeled.text
+        return outer if outer is not None else Outer(self._envelopes[0].name)
+
+
+def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
+    """The block without its envelopes, or None when its lines must be looked at one by one.
+
+    `unwrapper` has surveyed the block; it is not changed.
+    """
+    clock = unwrapper.clock
+    data = block.data
+    total = data.count(b"\n") + (not data.endswith(b"\n"))
+    envelopes: list[Envelope] = []
+    while len(envelopes) < _LAYERS and (envelope := _first_worn(data, clock)) is not None:
+        if envelope.bulk is None or total < _FEWEST_LINES:
+            return None
+        data, count = envelope.bulk.subn(b"\n", b"\n" + data)
+        data = data[1:]
+        if count != total:
+            return None
+        envelopes.append(envelope)
+    if not envelopes or _RECORD.search(data) is None:
+        return None
+    worn = Worn(block.data, tuple(envelopes), clock)
+    return (
+        TextBlock(block.number, data, worn) if _as_by_line(data, worn, unwrapper.twin()) else None
+    )
+
+
+def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
+    line = data.partition(b"\n")[0].decode("utf-8", "replace")
+    candidates = BY_START.get(line[:1], ())
+    return next((e for e in candidates if e.peel(line, clock) is not None), None)
+
+
+def _as_by_line(data: bytes, worn: Worn, unwrapper: Unwrapper) -> bool:
+    """Whether the lines that begin unlike records come out as they would line by line."""
+    index = at = 0
+    for looked_at, found in enumerate(UNUSUAL.finditer(b"\n" + data), 1):
+        index += data.count(b"\n", at, found.start())
+        at = found.start()
+        if looked_at * _MOST_UNUSUAL > index + 64:
+            return False
+        want = found[1].decode("utf-8", "replace")
+        lines = unwrapper.feed(index, worn.line(index))
+        if len(lines) != 1 or lines[0].text != want or lines[0].outer is None:
+            return False
+    return True
