@@ -15,11 +15,22 @@ from parsers.lines import Line
 from parsers.records import Record, RecordText, read_records
 from parsers.sessions import Sessions, engine_index
 
-__all__ = ["KEEP_EVENTS", "Keep", "LogSource", "read_events", "read_lines"]
+__all__ = [
+    "KEEP_EVENTS",
+    "MAX_TEXT",
+    "WARNING_LEVELS",
+    "Keep",
+    "LogSource",
+    "SourceReader",
+    "read_events",
+    "read_lines",
+    "readers",
+]
 
 MAX_TEXT = 400
 MAX_SAMPLES = 5
 _ERROR_LEVELS = ("ERROR", "CRITICAL")
+WARNING_LEVELS = ("WARNING", *_ERROR_LEVELS)
 # The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
@@ -93,6 +104,18 @@ def read_events(
 
     A source that cannot be read is noted in `coverage.skipped_sources`, the others go on.
     """
+    for source, reader in readers(sources, coverage, year=year, keep=keep):
+        yield from reader.read(source.lines())
+
+
+def readers(
+    sources: Sequence[LogSource],
+    coverage: Coverage,
+    *,
+    year: int | None = None,
+    keep: Keep = KEEP_EVENTS,
+) -> Iterator[tuple[LogSource, SourceReader]]:
+    """Each source that can be read, with its reader; what the reading came to is counted when the next is asked for."""
     sessions = Sessions()
     clocks: dict[str, RecordClock] = {}
     for source in sources:
@@ -101,8 +124,8 @@ def read_events(
             continue
         clock = clocks.setdefault(source.group, RecordClock(year, source.modified_us))
         coverage.sources.append(source.name)
-        reader = _SourceReader(source.name, source.group, clock, sessions, coverage, keep)
-        yield from reader.read(source.lines())
+        reader = SourceReader(source.name, source.group, clock, sessions, coverage, keep)
+        yield source, reader
         coverage.bytes += source.size if source.size is not None else reader.chars
         coverage.truncated += source.loss.truncated
         if source.loss.problem is not None or source.problem is not None:
@@ -120,7 +143,7 @@ def read_lines(
 
     A live stream gives None where nothing follows for now: the record before is then taken as complete.
     """
-    return _SourceReader(name, name, RecordClock(year), Sessions(), coverage, Keep()).read(lines)
+    return SourceReader(name, name, RecordClock(year), Sessions(), coverage, Keep()).read(lines)
 
 
 def _skip(coverage: Coverage, source: LogSource) -> None:
@@ -128,8 +151,8 @@ def _skip(coverage: Coverage, source: LogSource) -> None:
     coverage.skipped_sources.append({"source": source.name, "problem": source.problem or ""})
 
 
-class _SourceReader:
-    """Reads one source; clock and sessions are shared by the sources of one server."""
+class SourceReader:
+    """Reads one source, record by record; clock and sessions are shared by the sources of one server."""
 
     def __init__(
         self,
@@ -145,19 +168,27 @@ class _SourceReader:
         self.chars = 0
 
     def read(self, lines: Iterable[Line | None]) -> Iterator[Event]:
+        """The events of payload lines."""
         for record in read_records(self._counted(lines)):
-            if record.header is None:
-                yield from self._foreign(record, record.lines[0])
-            else:
-                yield from self._record(record)
+            yield from self.events(record)
+
+    def events(self, record: Record) -> Iterator[Event]:
+        """The events of one record and of the lines without prefix that followed it."""
+        if record.header is None:
+            yield from self._foreign(record, record.lines[0])
+        else:
+            yield from self._record(record)
 
     def _counted(self, lines: Iterable[Line | None]) -> Iterator[Line | None]:
-        coverage = self.coverage
         for line in lines:
             if line is not None:
-                coverage.lines += 1
-                self.chars += len(line.text) + 1
+                self.count(line)
             yield line
+
+    def count(self, line: Line) -> None:
+        """Count a payload line."""
+        self.coverage.lines += 1
+        self.chars += len(line.text) + 1
 
     def _record(self, record: Record) -> Iterator[Event]:
         self.coverage.vllm_records += 1
@@ -169,7 +200,8 @@ class _SourceReader:
             yield self._event(record, found, number, time)
         else:
             self.coverage.other_records += 1
-            self._sample_warning(record)
+            if header.level in WARNING_LEVELS:
+                self.note_warning(record.number, record.lines[0].text)
             if self.keep.other:
                 other = families.Match("other", "other", {"message": record.message})
                 yield self._event(record, other, record.number, time)
@@ -249,18 +281,13 @@ class _SourceReader:
             text=_evidence(record, found, number),
         )
 
-    def _sample_warning(self, record: Record) -> None:
-        header = record.header
-        if header is None or header.level not in ("WARNING", *_ERROR_LEVELS):
-            return
+    def note_warning(self, number: int, message: str) -> None:
+        """Count a record at WARNING or above that no family knows; the first ones are kept as samples."""
         self.coverage.unrecognized_warnings += 1
         if len(self.coverage.warning_samples) < MAX_SAMPLES:
-            sample = {
-                "source": self.name,
-                "line": record.number,
-                "text": record.lines[0].text[:MAX_TEXT],
-            }
-            self.coverage.warning_samples.append(sample)
+            self.coverage.warning_samples.append(
+                {"source": self.name, "line": number, "text": message[:MAX_TEXT]}
+            )
 
 
 def _match(record: Record) -> tuple[families.Match | None, int, int]:

@@ -29,7 +29,16 @@ from parsers.prefix import (
     strip_ansi,
 )
 
-__all__ = ["Record", "RecordText", "read_records"]
+__all__ = [
+    "Assembler",
+    "Record",
+    "RecordText",
+    "glued_at",
+    "is_open",
+    "may_continue",
+    "place_of",
+    "read_records",
+]
 
 MAX_TAIL = 8
 MAX_CLIENT_LINES = 2_000
@@ -50,7 +59,7 @@ _MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$")
 _PROGRESS = re.compile(r"(?:\d{1,3}%\|.*|.*(?:it/s|s/it|\?it/s)[^\]]{0,40}\]\s*)$")
 _ACCESS = re.compile(r"INFO: {5}\S+ - \"[A-Z]+ [^\"]*\" \d{3} ?[A-Za-z ]*$")
 
-_PlaceKey = Union["tuple[str | None, str | None, str | None, str | None]", None]
+PlaceKey = Union["tuple[str | None, str | None, str | None, str | None]", None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +111,23 @@ def read_records(lines: Iterable[Line | None]) -> Iterator[Record]:
     None among the lines of a live stream says that nothing follows for now: what is not open is handed over.
     """
     # Lines of several pods may alternate: each place has its own unfinished record.
-    assemblers: dict[_PlaceKey, _Assembler] = {}
+    assemblers: dict[PlaceKey, Assembler] = {}
     for line in lines:
         if line is None:
             for waiting in assemblers.values():
                 yield from waiting.pause()
             continue
-        key = _place(line.outer)
+        key = place_of(line.outer)
         assembler = assemblers.get(key)
         if assembler is None:
-            assembler = assemblers[key] = _Assembler()
+            assembler = assemblers[key] = Assembler()
         yield from assembler.feed(line)
     for assembler in assemblers.values():
         yield from assembler.end()
 
 
-class _Assembler:
-    """Holds the record that is not yet known to be complete."""
+class Assembler:
+    """Puts the lines of one place together to records; holds the record that is not yet known to be complete."""
 
     def __init__(self) -> None:
         self.pending: Record | None = None
@@ -128,11 +137,12 @@ class _Assembler:
         self.held_chars = 0
 
     def feed(self, line: Line) -> Iterator[Record]:
+        """Take a line; gives the records which are complete with it."""
         if line.record is not None:
             yield from self.end()
             yield _from_json(line)
             return
-        if self.held or (self.pending is not None and _is_open(self.pending)):
+        if self.held or (self.pending is not None and is_open(self.pending)):
             yield from self._hold(line)
             return
         text = line.text
@@ -150,13 +160,14 @@ class _Assembler:
         self.first = False
 
     def end(self) -> Iterator[Record]:
+        """Nothing follows: gives what is unfinished."""
         if self.held:
             yield from self._release()
         yield from self._flush()
 
     def pause(self) -> Iterator[Record]:
         """Hand over the pending record, unless it waits for the end of a client's text."""
-        if not self.held and self.pending is not None and not _is_open(self.pending):
+        if not self.held and self.pending is not None and not is_open(self.pending):
             yield from self._flush()
 
     def _flush(self) -> Iterator[Record]:
@@ -168,7 +179,7 @@ class _Assembler:
         """One stretch of text between carriage returns; it may hold several records."""
         while True:
             header = parse_header(text)
-            cut = _glued_at(text, header, self.first)
+            cut = glued_at(text, header, self.first)
             here, text = (text[:cut], text[cut:]) if cut > 0 else (text, "")
             if header is None:
                 yield from self._foreign(line, here)
@@ -181,7 +192,7 @@ class _Assembler:
         message, repeated = split_repeated(message)
         part = RecordText(line.number, message)
         pending = self.pending
-        if pending is not None and self._continues(pending, header, message, line.outer):
+        if pending is not None and self.continues(pending, header, message, line.outer):
             pending.lines.append(part)
             pending.ended_with_cr = cr
             return
@@ -197,9 +208,8 @@ class _Assembler:
             ended_with_cr=cr,
         )
 
-    def _continues(
-        self, pending: Record, header: Header, message: str, outer: Outer | None
-    ) -> bool:
+    def continues(self, pending: Record, header: Header, message: str, outer: Outer | None) -> bool:
+        """Whether a line is a further line of the pending record."""
         before = pending.header
         if (
             before is None
@@ -209,7 +219,7 @@ class _Assembler:
             or before.level != header.level
             or before.pid != header.pid
             or len(pending.lines) >= MAX_MESSAGE_LINES
-            or _place(pending.outer) != _place(outer)
+            or place_of(pending.outer) != place_of(outer)
         ):
             return False
         if pending.ended_with_cr:
@@ -224,7 +234,7 @@ class _Assembler:
             and pending.header is not None
             and tags.start == 0
             and len(pending.tail) < MAX_TAIL
-            and _place(pending.outer) == _place(line.outer)
+            and place_of(pending.outer) == place_of(line.outer)
         ):
             pending.tail.append(RecordText(line.number, text))
             return
@@ -266,7 +276,8 @@ class _Assembler:
             yield from self.feed(line)
 
 
-def _place(outer: Outer | None) -> _PlaceKey:
+def place_of(outer: Outer | None) -> PlaceKey:
+    """Which of several interleaved streams a line belongs to; None for a line without envelope."""
     return None if outer is None else (outer.host, outer.unit, outer.pod, outer.container)
 
 
@@ -275,10 +286,15 @@ def _opens_several(pending: Record) -> bool:
     first = pending.lines[0].text
     if not first.strip():
         return len(pending.lines) == 1 or bool(pending.lines[-1].text.strip())
-    return _OPENER.match(first) is not None or _MULTILINE.match(first) is not None
+    return may_continue(first)
 
 
-def _is_open(record: Record) -> bool:
+def may_continue(message: str) -> bool:
+    """Whether a record's first line is one that vLLM follows with more lines under the same prefix."""
+    return _OPENER.match(message) is not None or _MULTILINE.match(message) is not None
+
+
+def is_open(record: Record) -> bool:
     """Whether the record prints client text whose end has not been seen."""
     text = record.lines[0].text
     if len(record.lines) > 1 or record.tail or _CLIENT_OPEN.match(text) is None:
@@ -286,7 +302,7 @@ def _is_open(record: Record) -> bool:
     return "prompt: " in text[:400] and _CLIENT_CLOSE.search(text) is None
 
 
-def _glued_at(text: str, header: Header | None, first: bool) -> int:
+def glued_at(text: str, header: Header | None, first: bool) -> int:
     """Where a second record begins on this line, or -1. Never inside what a client sent."""
     if header is None:
         at = find_glued(text, 0)
