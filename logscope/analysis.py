@@ -15,8 +15,9 @@ from logscope.finding import Finding
 from logscope.findings import Context, context_of, find_all
 from logscope.findings.replayed import replay_findings
 from logscope.log_frames import LogFrames
-from logscope.logged_preemptions import Logged, Stretch, logged_preemptions
+from logscope.logged_preemptions import logged_preemptions
 from logscope.plain_advice import plain_advice
+from logscope.preemption_count import Preemptions, combine
 from logscope.replaying import ReplayAnswer, try_replay
 from logscope.servers import EngineLog, engine_logs
 from logscope.verdict import RANK, pressure_of_windows, verdict_of
@@ -24,19 +25,6 @@ from logscope.verdict import RANK, pressure_of_windows, verdict_of
 __all__ = ["Analysis", "EngineResult", "Preemptions", "analyze"]
 
 Progress = Callable[[float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Preemptions:
-    """The count with its bounds; all None where the log shows nothing and no replay tells."""
-
-    logged: Logged
-    low: float | None = None
-    value: float | None = None
-    high: float | None = None
-    basis: str | None = None
-    recomputed_tokens: float | None = None
-    timeline: tuple[Stretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +123,10 @@ def _engine(
                 f"The replay failed ({failure}): what follows is from the log alone",
             )
         )
-    preemptions = _preemptions(logged, answer)
+    preemptions = combine(logged, None)
+    if answer is not None:
+        counted = answer.preemptions, answer.timeline, answer.recomputed_tokens
+        preemptions = combine(logged, *counted)
     slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
     pressure = (
@@ -173,25 +164,6 @@ def _advise(
     tried = candidates(context, verdict, out_of_memory=out_of_memory)
     advice, free = advise(context.log.facts, tried, answer.predict)
     return advice, replay_findings(context, answer, answer.predict(None), free)
-
-
-def _preemptions(logged: Logged, answer: ReplayAnswer | None) -> Preemptions:
-    if answer is not None:
-        low, value, high = answer.preemptions
-        # What the log proves bounds what the replay infers.
-        if logged.low is not None:
-            low = max(low, logged.low)
-            high = max(low, high if logged.high is None else min(high, logged.high))
-            value = min(max(value, low), high)
-        return Preemptions(
-            logged, low, value, high, "inferred", answer.recomputed_tokens, answer.timeline
-        )
-    if logged.low is not None:
-        middle = logged.low if logged.high is None else (logged.low + logged.high) / 2
-        return Preemptions(
-            logged, logged.low, middle, logged.high, "measured", None, logged.timeline
-        )
-    return Preemptions(logged)
 
 
 def _merged(findings: Sequence[Finding], replayed: Sequence[Finding]) -> list[Finding]:

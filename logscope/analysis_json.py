@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from logscope.analysis import Analysis, EngineResult, Preemptions
+from logscope.analysis import Analysis, EngineResult
 from logscope.configuration import SETTINGS
 from logscope.events_json import iso
 from logscope.finding import Evidence, Finding
+from logscope.preemption_count import Preemptions
 from logscope.spikes import Spike
 from parsers.events import Coverage
 

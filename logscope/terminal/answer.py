@@ -11,6 +11,7 @@ from rich.text import Text
 from logscope.terminal.words import (
     VERDICTS,
     bars,
+    bounds,
     clean,
     count_range,
     duration,
@@ -133,9 +134,7 @@ def _figures(
     logged = found["logged"]
     if found["basis"] == "inferred":
         line += " · in the log itself: " + (
-            count_range(logged["low"], logged["low"], logged["high"])
-            if logged["low"] is not None
-            else "none visible"
+            bounds(logged["low"], logged["high"]) if logged["low"] is not None else "none visible"
         )
     if found["recomputed_tokens"]:
         line += f" · {number(found['recomputed_tokens'])} tokens computed twice"

@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "VERDICTS",
     "bars",
+    "bounds",
     "clean",
     "count_range",
     "duration",
@@ -85,6 +86,13 @@ def count_range(low: float | None, value: float | None, high: float | None) -> s
     if low == high:
         return number(value)
     return f"{number(value)} ({number(low)} to {number(high)})"
+
+
+def bounds(low: float, high: float | None) -> str:
+    """`51 to 100`, `at least 4`, `15`."""
+    if high is None:
+        return f"at least {number(low)}"
+    return number(low) if low == high else f"{number(low)} to {number(high)}"
 
 
 def share_words(ledger: dict[str, float | None], top: int = 3) -> str:
