@@ -23,7 +23,8 @@ from logscope.inference.posterior import (
 )
 from logscope.inference.prediction import Prediction, predict_workloads, summarise_replays
 from logscope.inference.sketch import SketchRules
-from logscope.inference.step_time_fit import CostFit, first_guess, refit
+from logscope.inference.step_time_fit import first_guess, refit
+from logscope.inference.step_times import CostFit
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
 from logscope.servers import EngineFacts, engine_config
 from reference_engine.config import EngineConfig
@@ -115,7 +116,7 @@ def infer(
     done = 0.0
     whole = sum(p.particles for p in passes) * 1.15
     for number, plan in enumerate(passes):
-        filtering = ParticleFilter(seen, rules, lengths, cost.draw, plan, rng, share)
+        filtering = ParticleFilter(seen, rules, lengths, cost, plan, rng, share)
         particles = filtering.run(_part_of(progress, done / whole, plan.particles / whole))
         done += plan.particles
         if number + 1 < len(passes):
@@ -229,8 +230,9 @@ def _workload(seen: Observations, particle: Particle, config: EngineConfig) -> W
     )
     return Workload(
         made,
-        particle.cost,
+        nodes[0].cost,
         tuple(w.end for w in seen.windows),
         tuple(math.exp(node.speed) for node in nodes),
         tuple(particle.engine.stalls),
+        tuple(node.cost for node in nodes),
     )

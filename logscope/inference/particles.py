@@ -17,7 +17,7 @@ import numpy.typing as npt
 from logscope.inference.lengths import Floats, LengthModel, summing_to
 from logscope.inference.observations import Observations, Window
 from logscope.inference.sketch import Lengths, SketchReplay, SketchRequest, SketchRules
-from logscope.inference.step_times import StepCost
+from logscope.inference.step_times import CostFit, StepCost
 
 __all__ = ["Node", "Particle", "ParticleFilter", "Plan", "WindowFit"]
 
@@ -52,6 +52,7 @@ class Node:
 
     parent: Node | None
     window: int
+    cost: StepCost
     speed: float
     work: list[float]
     busy: float
@@ -111,6 +112,7 @@ class _Draft:
     outputs: Floats
     groups: Ids
     times: Floats
+    cost: StepCost
     here: npt.NDArray[np.bool_]
     speed: float
     stall_from: int = 0
@@ -125,7 +127,7 @@ class ParticleFilter:
         seen: windows and arrivals.
         rules: the engine.
         lengths: beliefs about the requests' lengths.
-        draw_cost: draws a particle's step costs, with at least the spread that it is given.
+        costs: what is believed of the step costs; every particle draws its own and lets them drift.
         plan: sizes and spreads.
         rng: the only source of chance.
         share: the part of the arrivals that comes to this engine, where others in the same server take the rest.
@@ -136,7 +138,7 @@ class ParticleFilter:
         seen: Observations,
         rules: SketchRules,
         lengths: LengthModel,
-        draw_cost: Callable[[np.random.Generator, float], StepCost],
+        costs: CostFit,
         plan: Plan,
         rng: np.random.Generator,
         share: float = 1.0,
@@ -144,7 +146,7 @@ class ParticleFilter:
         self.seen = seen
         self.rules = rules
         self.lengths = lengths
-        self.draw_cost = draw_cost
+        self.costs = costs
         self.plan = plan
         self.rng = rng
         self.share = share
@@ -173,7 +175,7 @@ class ParticleFilter:
         return [self._to_the_end(particle) for particle in particles]
 
     def _fresh(self) -> Particle:
-        cost = self.draw_cost(self.rng, self.plan.cost_sd)
+        cost = self.costs.draw(self.rng, self.plan.cost_sd)
         return Particle(SketchReplay(self.rules, cost), cost)
 
     # ---- choosing ----
@@ -308,6 +310,7 @@ class ParticleFilter:
             outputs=self.lengths.draw_outputs(self.rng, untouched),
             groups=self.rng.integers(0, groups, len(untouched)),
             times=self._times(new),
+            cost=self.costs.drift(particle.cost, self.rng, self.plan.cost_sd),
             here=here,
             speed=belief[0] + belief[1] * float(self.rng.standard_normal()),
         )
@@ -371,7 +374,7 @@ class ParticleFilter:
             for request in [*engine.running, *engine.queue]:
                 if request.id in redraws:
                     engine.relimit(request, redraws[request.id])
-        engine.cost = particle.cost.scaled(math.exp(draft.speed))
+        engine.cost = draft.cost.scaled(math.exp(draft.speed))
         if draft.stall_end is not None:
             if particle.stalled:
                 engine.prolong(draft.stall_end)
@@ -513,6 +516,7 @@ class ParticleFilter:
         node = Node(
             parent=particle.node,
             window=k,
+            cost=draft.cost,
             speed=draft.speed,
             work=[b - a for a, b in zip(base.work, engine.work, strict=True)],
             busy=engine.busy - base.busy,
@@ -524,7 +528,7 @@ class ParticleFilter:
             stalled=draft.stall_end is not None,
         )
         arrived = particle.arrived + int(draft.here[draft.queued :].sum())
-        return Particle(engine, particle.cost, draft.speed, node, log_weight, stalled, arrived)
+        return Particle(engine, draft.cost, draft.speed, node, log_weight, stalled, arrived)
 
     # ---- after the last line ----
 
@@ -548,6 +552,7 @@ class ParticleFilter:
         node = Node(
             parent=particle.node,
             window=len(self.seen.windows),
+            cost=particle.cost,
             speed=speed,
             work=[b - a for a, b in zip(particle.engine.work, engine.work, strict=True)],
             busy=engine.busy - particle.engine.busy,

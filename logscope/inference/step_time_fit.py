@@ -6,18 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from logscope.inference.observations import Observations
 from logscope.inference.particles import Node, Particle
-from logscope.inference.step_times import StepCost
+from logscope.inference.step_times import CostFit, Floats
 
-__all__ = ["CostFit", "first_guess", "refit"]
-
-Floats = npt.NDArray[np.float64]
+__all__ = ["first_guess", "refit"]
 
 # Ratios of coefficients that hold from CPUs to large GPUs (roofline of dense models), as (over, under, log of the ratio,
 # spread of that log). Coefficients: 0 base, 1 a prefill token, 2 a decoding request, 3 a KV token read, 4 a square of
@@ -30,33 +26,6 @@ _RATIOS = (
     (4, 1, np.log(7e-5), 1.0),
 )
 _NOISE = 0.08  # relative, of a window's time about the model
-_WIDEST = 0.5  # of a coefficient's logarithm, when particles are drawn
-
-
-@dataclass(frozen=True, slots=True)
-class CostFit:
-    """Step costs with their uncertainty.
-
-    `logs` and `covariance`: of the coefficients' logarithms; `error`: relative misfit of the windows' times; `windows`:
-    sum of the windows' weights, 0 where nothing but the prior and the mean concurrency speaks.
-    """
-
-    logs: Floats
-    covariance: Floats
-    error: float
-    windows: float
-
-    @property
-    def cost(self) -> StepCost:
-        """The costs at the centre."""
-        return StepCost(*map(float, np.exp(self.logs)))
-
-    def draw(self, rng: np.random.Generator, least: float) -> StepCost:
-        """Costs as they may be. `least`: smallest spread of the whole, as a logarithm."""
-        values, vectors = np.linalg.eigh(self.covariance)
-        noise = vectors @ (np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(5))
-        shift = np.clip(noise, -2 * _WIDEST, 2 * _WIDEST) + least * rng.standard_normal(5) / 2
-        return StepCost(*map(float, np.exp(self.logs + shift + least * rng.standard_normal() / 2)))
 
 
 def first_guess(seen: Observations, kv_tokens: int) -> CostFit:

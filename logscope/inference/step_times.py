@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["StepCost"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CostFit", "Floats", "StepCost"]
+
+Floats = npt.NDArray[np.float64]
+
+_WIDEST = 0.5  # of a coefficient's logarithm, when costs are drawn
+_KEPT = 0.9  # of a particle's own deviation from one window to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +63,39 @@ class StepCost:
     def scaled(self, scale: float) -> StepCost:
         """The same with another speed."""
         return StepCost(*self.coefficients, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class CostFit:
+    """Step costs with their uncertainty.
+
+    `logs` and `covariance`: of the coefficients' logarithms; `error`: relative misfit of the windows' times; `windows`:
+    sum of the windows' weights, 0 where nothing but the prior and the mean concurrency speaks.
+    """
+
+    logs: Floats
+    covariance: Floats
+    error: float
+    windows: float
+
+    @property
+    def cost(self) -> StepCost:
+        """The costs at the centre."""
+        return StepCost(*map(float, np.exp(self.logs)))
+
+    def draw(self, rng: np.random.Generator, least: float) -> StepCost:
+        """Costs as they may be. `least`: smallest spread of the whole, as a logarithm."""
+        return StepCost(*map(float, np.exp(self.logs + self._deviation(rng, least))))
+
+    def drift(self, cost: StepCost, rng: np.random.Generator, least: float) -> StepCost:
+        """Costs a little further on, so that nobody is bound to what was drawn first; the spread stays that of `draw`."""
+        away = np.log(np.maximum(cost.coefficients, 1e-15)) - self.logs
+        fresh = self._deviation(rng, least)
+        moved = _KEPT * away + np.sqrt(1.0 - _KEPT**2) * fresh
+        return StepCost(*map(float, np.exp(self.logs + moved)))
+
+    def _deviation(self, rng: np.random.Generator, least: float) -> Floats:
+        values, vectors = np.linalg.eigh(self.covariance)
+        noise = vectors @ (np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(5))
+        own = least * (rng.standard_normal(5) + rng.standard_normal()) / 2
+        return np.asarray(np.clip(noise, -2 * _WIDEST, 2 * _WIDEST) + own, dtype=np.float64)

@@ -50,7 +50,8 @@ class Workload:
     """Requests (arrivals in seconds on the inference's clock), step costs, and speeds.
 
     `speeds[i]` multiplies the time of steps decided before `ends[i]`; `speeds` has one more, for what comes after.
-    `stalls` are (start, end) of single steps that took that long.
+    `stalls` are (start, end) of single steps that took that long. `window_costs`, where there are any, stand in for
+    `cost`, one for each speed.
     """
 
     requests: tuple[Request, ...]
@@ -58,6 +59,21 @@ class Workload:
     ends: tuple[float, ...] = ()
     speeds: tuple[float, ...] = (1.0,)
     stalls: tuple[tuple[float, float], ...] = ()
+    window_costs: tuple[StepCost, ...] = ()
+
+    def cost_from(self, mark: float) -> StepCost:
+        """What steps cost that are decided at or after a moment, until the window ends."""
+        window = bisect_right(self.ends, mark)
+        cost = self.window_costs[window] if self.window_costs else self.cost
+        return cost.scaled(self.speeds[window])
+
+    def changed(self, factors: StepFactors) -> Workload:
+        """The same on hardware that is faster or slower in parts."""
+        return replace(
+            self,
+            cost=_changed(self.cost, factors),
+            window_costs=tuple(_changed(c, factors) for c in self.window_costs),
+        )
 
     def scaled_arrivals(self, factor: float) -> Workload:
         """The same requests in 1 / `factor` of the time."""
@@ -73,7 +89,7 @@ class Workload:
         )
         ends = tuple(e / factor for e in self.ends)
         stalls = tuple((a / factor, a / factor + b - a) for a, b in self.stalls)
-        return Workload(requests, self.cost, ends, self.speeds, stalls)
+        return replace(self, requests=requests, ends=ends, stalls=stalls)
 
     def part(self, index: int, of: int) -> Workload:
         """What one of several replicas gets when requests go to them in turn."""
@@ -106,7 +122,7 @@ def replay_workload(
     """
     scaled = workload.scaled_arrivals(arrival_scale)
     if factors is not None:
-        scaled = replace(scaled, cost=_changed(scaled.cost, factors))
+        scaled = scaled.changed(factors)
     records: list[RequestRecord] = []
     gaps: dict[int, int] = {}
     log = None
@@ -135,7 +151,7 @@ def _changed(cost: StepCost, factors: StepFactors) -> StepCost:
 
 
 def _engine(workload: Workload, config: EngineConfig, keep_steps: bool) -> FastReplay | PlainReplay:
-    cost = workload.cost.scaled(workload.speeds[0])
+    cost = workload.cost_from(-math.inf)
     sharing = any(r.prompt is not None for r in workload.requests)
     if not bulk_possible(config):
         return PlainReplay(config, cost, keep_steps=keep_steps)
@@ -161,8 +177,7 @@ def drive_workload(engine: FastReplay | PlainReplay, workload: Workload) -> None
                 engine.advance(mark + 1e-6)
             else:
                 engine.advance(mark)
-            speed = workload.speeds[bisect_right(workload.ends, mark)]
-            engine.step_time = workload.cost.scaled(speed)
+            engine.step_time = workload.cost_from(mark)
         engine.advance(math.inf)
     except (NoProgressError, SchedulerFailedError):
         return
