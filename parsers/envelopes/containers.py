@@ -16,29 +16,34 @@ __all__ = ["STRONG", "WEAK"]
 
 # 2026-05-08T17:47:03.906123456Z stderr F INFO ...
 _CRI = re.compile(
-    rf"(?P<iso>{ISO}) (?P<stream>stdout|stderr) (?P<tag>[PF])(?::[^\s:]{{1,20}}){{0,4}}(?: |$)"
+    rf"(?P<iso>{ISO}) (?P<stream>stdout|stderr) (?P<tag>[PF])(?::[^\s:]{{1,20}}){{0,4}}(?: |$)",
+    re.A,
 )
-_CRI_WHOLE = re.compile(_CRI.pattern.replace("[PF]", "F"))
+_CRI_WHOLE = re.compile(_CRI.pattern.replace("[PF]", "F"), re.A)
 # [pod/vllm-0/vllm] INFO ...
 _POD = re.compile(
-    r"\[pod/(?P<pod>[a-z0-9][a-z0-9.-]{0,252})(?:/(?P<container>[a-z0-9][a-z0-9-]{0,62}))?\](?: |$)"
+    r"\[pod/(?P<pod>[a-z0-9][a-z0-9.-]{0,252})(?:/(?P<container>[a-z0-9][a-z0-9-]{0,62}))?\](?: |$)",
+    re.A,
 )
 # vllm-0 vllm INFO ...   and with --all-namespaces: serving vllm-0 vllm INFO ...
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 _COLOUR = r"(?:\x1b\[[0-9;]{0,12}m)*"
 _RESET = r"(?:\x1b\[0?m)?"
 _STERN = re.compile(
-    rf"{_COLOUR}(?P<namespace>{_NAME}){_COLOUR} {_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} "
+    rf"{_COLOUR}(?P<namespace>{_NAME}){_COLOUR} {_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} ",
+    re.A,
 )
 _STERN_SHORT = re.compile(
-    rf"{_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} "
+    rf"{_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} ",
+    re.A,
 )
 # vllm-1  | INFO ...   vllm.1.k2j@node-a    | INFO ...   (foreman) 10:08:01 web.1 | INFO ...   (PM2) 0|vllm  | INFO ...
 _GUTTER = re.compile(
-    rf"{_COLOUR}(?:\d\d:\d\d:\d\d |\d{{1,4}}\|)?(?P<container>[A-Za-z0-9][\w.@-]{{0,127}})(?: {{1,64}}{_COLOUR}|{_COLOUR} {{1,64}})\|{_RESET}(?: |$){_RESET}"
+    rf"{_COLOUR}(?:\d\d:\d\d:\d\d |\d{{1,4}}\|)?(?P<container>[A-Za-z0-9][\w.@-]{{0,127}})(?: {{1,64}}{_COLOUR}|{_COLOUR} {{1,64}})\|{_RESET}(?: |$){_RESET}",
+    re.A,
 )
 # "  | INFO ..." of a CI's log view
-_BARE_GUTTER = re.compile(r"[ \t]{0,40}\|(?: |$)")
+_BARE_GUTTER = re.compile(r"[ \t]{0,40}\|(?: |$)", re.A)
 
 
 def _cri(text: str, clock: Clock) -> Peeled | None:

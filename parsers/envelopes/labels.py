@@ -16,23 +16,29 @@ __all__ = ["PARTICULAR", "PLAIN_LABELS"]
 
 # "0: INFO ..."   "[1,0]<stderr>:INFO ..."   "[default0]:INFO ..."
 _TASK = re.compile(
-    r"(?: {0,4}\d{1,5}: |\[\d{1,6},\d{1,6}\]<(?P<stream>stdout|stderr)>: ?|\[(?:default|rank)\d{1,5}\]: ?)"
+    r"(?: {0,4}\d{1,5}: |\[\d{1,6},\d{1,6}\]<(?P<stream>stdout|stderr)>: ?|\[(?:default|rank)\d{1,5}\]: ?)",
+    re.A,
 )
 # "Sep 22 23:46:42 INFO ..."
 _MONTH = re.compile(
     r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) (?P<day>[ 0-3]?\d) (?:(?P<year>\d{4}) )?"
-    r"(?P<time>\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?: |$)"
+    r"(?P<time>\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?: |$)",
+    re.A,
 )
 # "1778262423.906123 INFO ..."
-_EPOCH = re.compile(r"(?P<epoch>\d{10}\.\d{1,9})(?: |$)")
+_EPOCH = re.compile(r"(?P<epoch>\d{10}\.\d{1,9})(?: |$)", re.A)
 # "10:08:01 INFO ..."   "[10:08:01.172] INFO ..."
-_TIME = re.compile(r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: |$)")
+_TIME = re.compile(
+    r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: |$)", re.A
+)
 # "build<TAB>Run the server<TAB>2026-05-08T17:47:03.1234567Z INFO ..."
-_JOB = re.compile(rf"(?P<job>[^\t\n]{{1,100}})\t[^\t\n]{{0,200}}\t\ufeff?(?P<iso>{ISO})(?: |$)")
+_JOB = re.compile(
+    rf"(?P<job>[^\t\n]{{1,100}})\t[^\t\n]{{0,200}}\t\ufeff?(?P<iso>{ISO})(?: |$)", re.A
+)
 # ESC _bk;t=1778262423906 BEL
-_BUILDKITE = re.compile(r"\x1b_bk;t=(?P<epoch>\d{13})\x07")
+_BUILDKITE = re.compile(r"\x1b_bk;t=(?P<epoch>\d{13})\x07", re.A)
 # "2026-05-08T17:47:03.906123Z 01O INFO ..."
-_GITLAB = re.compile(rf"(?P<iso>{ISO}) \d\d(?P<stream>[OE])(?: |\+|$)")
+_GITLAB = re.compile(rf"(?P<iso>{ISO}) \d\d(?P<stream>[OE])(?: |\+|$)", re.A)
 
 
 def _task(text: str, clock: Clock) -> Peeled | None:

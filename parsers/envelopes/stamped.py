@@ -14,22 +14,25 @@ from parsers.lines import Outer
 __all__ = ["PARTICULAR", "PLAIN_STAMPS"]
 
 # 2026-05-12T08:01:39.331095044Z INFO ...
-_STAMP = re.compile(rf"(?P<iso>{ISO})(?:[ \t]|$)")
+_STAMP = re.compile(rf"(?P<iso>{ISO})(?:[ \t]|$)", re.A)
 # [2024-07-08 15:17:34] INFO ...
-_BRACKETED = re.compile(rf"\[(?P<iso>{ISO})\](?: |$)")
+_BRACKETED = re.compile(rf"\[(?P<iso>{ISO})\](?: |$)", re.A)
 # 2026-05-08 17:47:03.906 info INFO: ...
 _VIEWER = re.compile(
-    rf"(?P<iso>{ISO})[ \t](?P<label>\[?(?:info|warn|warning|error|err|debug|notice|unknown|default|stdout|stderr)\]?)(?:[ \t]|$)"
+    rf"(?P<iso>{ISO})[ \t](?P<label>\[?(?:info|warn|warning|error|err|debug|notice|unknown|default|stdout|stderr)\]?)(?:[ \t]|$)",
+    re.A,
 )
 # 2026-05-08T17:47:03Z {app="vllm", pod="vllm-0"} INFO ...
 _LOGCLI = re.compile(
-    rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)'
+    rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)', re.A
 )
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.A)
 # 2026-05-08T17:47:03.906000+00:00 vllm/vllm/0123abcd INFO ...   (aws logs tail)
-_STREAM = re.compile(rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ")
+_STREAM = re.compile(
+    rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ", re.A
+)
 # > - 2024-06-22T20:16:34.700+00:00 ERROR ...
-_QUOTE = re.compile(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])")
+_QUOTE = re.compile(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])", re.A)
 
 
 def _shape(iso: str) -> str:

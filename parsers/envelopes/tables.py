@@ -12,10 +12,10 @@ from parsers.lines import Outer
 __all__ = ["ENVELOPES"]
 
 #   |   | 2025-11-04 10:08:01.172743 master-0 >> INFO ...
-_TABLE = re.compile(rf"[| \t]{{0,20}}(?P<iso>{ISO}) (?P<host>\S{{1,255}}) >>(?: |$)")
+_TABLE = re.compile(rf"[| \t]{{0,20}}(?P<iso>{ISO}) (?P<host>\S{{1,255}}) >>(?: |$)", re.A)
 # "2026-05-08T17:47:03.906Z","gpu-node-3","vllm","INFO ..."   2026-05-08T17:47:03.906Z,gpu-node-3,"INFO ..."
-_CSV = re.compile(rf'(?:"[^"]{{0,200}}"|{ISO}|\d{{10,19}})[,;]')
-_STAMP = re.compile(rf"{ISO}\Z|\d{{10,19}}\Z")
+_CSV = re.compile(rf'(?:"[^"]{{0,200}}"|{ISO}|\d{{10,19}})[,;]', re.A)
+_STAMP = re.compile(rf"{ISO}\Z|\d{{10,19}}\Z", re.A)
 
 
 def _table(text: str, clock: Clock) -> Peeled | None:
