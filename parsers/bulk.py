@@ -87,10 +87,11 @@ def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
 def _as_by_line(data: bytes, worn: Worn, unwrapper: Unwrapper) -> bool:
     """Whether the lines that begin unlike records come out as they would line by line."""
     index = at = 0
+    most = data.count(b"\n") // _MOST_UNUSUAL
     for looked_at, found in enumerate(UNUSUAL.finditer(b"\n" + data), 1):
         index += data.count(b"\n", at, found.start())
         at = found.start()
-        if looked_at * _MOST_UNUSUAL > index + 64:
+        if looked_at > most:
             return False
         want = found[1].decode("utf-8", "replace")
         lines = unwrapper.feed(index, worn.line(index))
