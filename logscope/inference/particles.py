@@ -287,9 +287,11 @@ class ParticleFilter:
         if chosen is not None:
             here[len(queued) :] = chosen
         untouched = np.concatenate([np.array(queued, dtype=np.int64), new])
-        started = particle.arrived - len(queued)
-        present = particle.arrived + int(here.sum()) - len(queued) - window.waiting
-        admitted = int(np.clip(present - started, 0, int(here.sum())))
+        refused = particle.engine.refused()
+        # of those without a step so far as many are admitted as do not wait at the end, the refused ones first
+        admitted = max(0, int(here.sum()) + len(refused) - window.waiting)
+        refused = refused[:admitted]
+        admitted = min(admitted - len(refused), int(here.sum()))
         late = min(len(new), admitted)
         if late and float(self.rng.random()) < _IN_FLIGHT:
             # the step under way does not show: a long prefill and who came after it
@@ -297,6 +299,7 @@ class ParticleFilter:
         own = self.lengths.draw(self.rng, untouched)
         if admitted and window.prompt_tokens:
             pending = sum(r.credit for r in particle.engine.in_prefill())
+            pending += sum(r.prompt - (0 if self.rules.credits_hits else r.shared) for r in refused)
             target = window.prompt_tokens - pending
             if self.rules.credits_hits:
                 target -= admitted * self.lengths.sharing.tokens
@@ -450,6 +453,7 @@ class ParticleFilter:
             return False
         rest = {r.id for r in engine.unstarted()}
         rest.update(r.id for r in engine.in_prefill())
+        rest.update(r.id for r in engine.refused())
         inside = np.array(
             [
                 i

@@ -110,6 +110,7 @@ class SketchRequest:
         "prompt",
         "shared",
         "started",
+        "tried",
     )
 
     def __init__(self, request_id: int, lengths: Lengths, arrival: float) -> None:
@@ -123,6 +124,7 @@ class SketchRequest:
         self.first: float | None = None
         self.end: float | None = None
         self.started: float | None = None
+        self.tried = False
         self.bulk = False
         self.base = 0
         self.output_base = 0
@@ -157,6 +159,7 @@ class SketchRequest:
         new.limit = self.limit
         new.shared = self.shared
         new.group = self.group
+        new.tried = self.tried
         new.bulk = self.bulk
         new.base = self.base
         new.output_base = self.output_base
@@ -272,11 +275,15 @@ class SketchReplay:
             heapq.heappush(self.aborts, (max(abort, arrival + 1e-3), request_id))
 
     def unstarted(self) -> Iterable[SketchRequest]:
-        """Requests that no step has touched, in order: their lengths may still be changed."""
+        """Requests that no decision depends on so far, in order: their lengths may still be changed."""
         for request in self.queue:
-            if request.first is None and request.preemptions == 0:
+            if not request.tried:
                 yield request
         yield from self.pending
+
+    def refused(self) -> list[SketchRequest]:
+        """Requests without a step that did not fit when it was their turn: that has shaped what happened."""
+        return [r for r in self.queue if r.tried and r.first is None and not r.preemptions]
 
     def in_prefill(self) -> list[SketchRequest]:
         """Requests that were started and have no token yet."""
@@ -565,6 +572,7 @@ class SketchReplay:
             if rules.whole_prompts and tokens > budget:
                 break
             chunk = min(tokens, budget, rules.chunk)
+            request.tried = True
             if not self._fits(request, hit + (tokens if rules.gate else chunk)):
                 break
             queue.popleft()
@@ -581,6 +589,7 @@ class SketchReplay:
         if not rules.v0 and rules.budget <= len(self.running):
             return False
         request = self.queue[0]
+        request.tried = True
         tokens = request.prompt + request.output
         if not rules.gate:
             left = min(rules.budget - len(self.running), rules.chunk)
@@ -638,6 +647,7 @@ class SketchReplay:
         while queue and len(self.running) < rules.seats:
             request = queue[0]
             tokens = request.prompt + request.output
+            request.tried = True
             if tokens > budget or not self._fits(request, tokens):
                 break
             queue.popleft()
