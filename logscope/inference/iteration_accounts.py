@@ -19,8 +19,9 @@ from logscope.inference.iteration_history import Rules
 from logscope.inference.iteration_state import Live, State
 from logscope.inference.iteration_steps import Steps
 
-__all__ = ["Account", "Accounts"]
+__all__ = ["MARGIN", "Account", "Accounts"]
 
+MARGIN = 6.0  # of cost over the cheapest, within which an account stays in the race
 _HOPELESS = 9.0
 _SOON = 200  # steps before the log's end in which an evicted request may still wait
 _CHOICES = 5  # ways to say who it was, for one way to say how many
@@ -76,9 +77,17 @@ class Accounts:
         # of the state and step that `of` looks at, by step
         self._grown: dict[int, tuple[float, float]] = {}
         self._held: dict[int, list[tuple[int, bool, float]]] = {}
+        self._ceiling = 0.0
 
-    def of(self, state: State, k: int) -> Iterator[Account]:
-        """All accounts that agree with the counts of step k, cheapest guesses of who first."""
+    def of(self, state: State, k: int, ceiling: float) -> Iterator[Account]:
+        """All accounts that agree with the counts of step k and cost no more than `ceiling`, nor `MARGIN` more than the cheapest."""
+        self._ceiling = ceiling
+        for account in self._all(state, k):
+            if account.cost <= self._ceiling:
+                self._ceiling = min(self._ceiling, account.cost + MARGIN)
+                yield account
+
+    def _all(self, state: State, k: int) -> Iterator[Account]:
         self._grown.clear()
         self._held.clear()
         prompts = [i for i, r in enumerate(state.running) if r.phase == "prefill"]
@@ -147,7 +156,7 @@ class Accounts:
         alive = len(state.running) - len(base.finished)
         for resumed in range(len(state.waiting) + 1):
             if self.rules.resumed_as_context:
-                new = carried - resumed - redoing
+                new = carried - resumed
             else:
                 new = carried - sum(1 for r in state.waiting[:resumed] if r.out == 0)
             if new < 0:
@@ -172,16 +181,9 @@ class Accounts:
                 break
             victims = staying[-evicted:]
             cut = sum(
-                1
-                for i in victims
-                if i not in base.complete
-                and (
-                    state.running[i].phase == "prefill"
-                    or (self.rules.resumed_as_context and state.running[i].phase == "recompute")
-                )
+                1 for i in victims if i not in base.complete and state.running[i].phase == "prefill"
             )
-            carried = going + (redoing if self.rules.resumed_as_context else 0)
-            if self.c[k] != carried - cut:
+            if self.c[k] != going - cut:
                 continue
             cost = base.cost + self._evict_cost(state, k, victims)
             if self.excess[k] and not redoing:
@@ -194,6 +196,8 @@ class Accounts:
 
     def _ended(self, state: State, k: int, base: Account, extra: int) -> Iterator[Account]:
         """Say who ended besides those at their limit: `extra` more, or fewer."""
+        if base.cost > self._ceiling:
+            return
         if extra == 0:
             yield base
             return
@@ -388,7 +392,9 @@ class Accounts:
         cost = 0.0
         redone = [r for r in state.waiting[:resumed] if r.out]
         if self.rules.resumed_as_context:
-            cost += self._sent_again_cost(state, k, going + redoing + new, redone)
+            cost += self._sent_again_cost(state, k, going + new, redone)
+            # only the first chunk is sent as new
+            cost += 10.0 if self.excess[k] and not redoing else 0.0
         else:
             cost += self._redone_cost(state, k, redoing, redone)
         if resumed < len(state.waiting):

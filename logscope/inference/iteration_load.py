@@ -74,13 +74,13 @@ def load_of(
                 out += length
             else:
                 kv.add(span.first, span.last, (prompt + out) / length, (prompt + out) / length)
-                if span.kind == "recompute":
-                    recomputing.add(span.first, span.last, 1)
+                # the second model runner counts only the first chunk of a recomputation as context
+                first = span.first + rules.resumed_as_context
+                if span.kind == "recompute" and first <= span.last:
+                    recomputing.add(first, span.last, 1)
                 out += 1
                 firsts[span.last] += out <= history.outputs
     redo = np.round(recomputing.sums()).astype(np.int64)
-    if rules.resumed_as_context:
-        redo = np.zeros_like(redo)
     redone = np.minimum(redo, steps.generation)
     between = np.round(gaps.sums()).astype(np.int64)
     return Load(

@@ -34,6 +34,7 @@ from reference_engine.workload import Request
 
 __all__ = ["Story", "stalled_steps", "tell"]
 
+_MOST_ROWS = 200_000  # of the log of steps
 _GAP_NS = 100_000  # gaps between tokens are counted to a tenth of a millisecond
 
 
@@ -302,22 +303,20 @@ def _step_log(
         evicted[k] += 1
     used = np.nan_to_num(steps.used, nan=0.0)
     free = np.maximum(rules.usable - np.round(used), 0).astype(np.int64)
+    many = -(-len(steps) // _MOST_ROWS)  # of a very long log so many steps make a row
+    first = np.arange(0, len(steps), many)
+    last = np.minimum(first + many, len(steps)) - 1
+    columns = [
+        writer.begin[first],
+        writer.end[last],
+        *(np.add.reduceat(c, first) for c in (load.prefill, load.decodes)),
+        np.round(np.add.reduceat(load.kv_tokens, first)).astype(np.int64),
+        free[last],
+        free[last],
+        (running + finished)[last],
+        waiting[last],
+        *(np.add.reduceat(c, first) for c in (evicted, load.delivered, finished)),
+    ]
     log = StepLog()
-    log.rows = list(
-        zip(
-            writer.begin.tolist(),
-            writer.end.tolist(),
-            load.prefill.tolist(),
-            load.decodes.tolist(),
-            np.round(load.kv_tokens).astype(np.int64).tolist(),
-            free.tolist(),
-            free.tolist(),
-            (running + finished).tolist(),
-            waiting.tolist(),
-            evicted.tolist(),
-            steps.requests.tolist(),
-            finished.tolist(),
-            strict=True,
-        )
-    )
+    log.rows = list(zip(*(c.tolist() for c in columns), strict=True))
     return log

@@ -9,6 +9,7 @@ so that a later step may still decide between them.
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from logscope.inference.iteration_accounts import Account, Accounts
+from logscope.inference.iteration_accounts import MARGIN, Account, Accounts
 from logscope.inference.iteration_arrivals import Arrivals
 from logscope.inference.iteration_history import Rules, Track
 from logscope.inference.iteration_state import Live, State
@@ -25,7 +26,6 @@ from logscope.inference.iteration_steps import Steps
 __all__ = ["track"]
 
 _KEPT = 12
-_MARGIN = 6.0  # of cost, within which an account stays in the race
 _MISSED = 8  # requests that may have come and gone while lines are missing
 _NEARLY = 3.0  # of cost, within which it counts for the bounds
 
@@ -107,14 +107,16 @@ class _Search:
         if self.accounts.lost[k]:
             return self._cross(states, k)
         ways: list[tuple[float, int, State, Account]] = []
+        cheapest = math.inf
         for state in states:
-            for account in self.accounts.of(state, k):
+            for account in self.accounts.of(state, k, cheapest + MARGIN - state.cost):
+                cheapest = min(cheapest, state.cost + account.cost)
                 ways.append((state.cost + account.cost, len(ways), state, account))
         if not ways:
             best = min(states, key=lambda s: s.cost)
             return [self._start_over(best, k)]
         ways.sort(key=lambda w: w[:2])
-        ends = ways[0][0] + _MARGIN
+        ends = ways[0][0] + MARGIN
         next_states: list[State] = []
         seen = set()
         for cost, _, state, account in ways:
@@ -277,6 +279,7 @@ class _Search:
         resumed = [i for i, r in enumerate(state.running) if r.phase == "recompute"]
         tokens = view.ct[k]
         if self.rules.resumed_as_context:
+            resumed = [i for i in resumed if state.running[i].start == k]
             alone = not prompts and len(resumed) == 1
             for i in resumed:
                 live = state.running[i]

@@ -39,6 +39,8 @@ _ENOUGH = 150  # changes in the steps by which the rules are chosen
 _OFTEN = (
     5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
 )
+# accounts that are followed at a time: so many changes times accounts, and bounds
+_WORK, _FEWEST, _MOST = 15_000, 3, 12
 _FAIR = 0.7
 _COVERED = 0.85
 
@@ -214,7 +216,9 @@ def _best_track(
         if quick.cost == 0:
             break
     best = ways[min(tried)[1]]
-    return track(steps, arrivals, best, seed), best
+    changes = int(((steps.context > 0) | (steps.excess > 0)).sum())
+    kept = int(np.clip(_WORK / max(1, changes), _FEWEST, _MOST))
+    return track(steps, arrivals, best, seed, kept), best
 
 
 def _telling_part(steps: Steps, usable: int) -> Steps:
