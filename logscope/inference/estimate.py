@@ -11,7 +11,7 @@ import polars as pl
 
 from logscope.inference.lengths import length_model
 from logscope.inference.observations import Observations, observe
-from logscope.inference.particles import Particle, ParticleFilter, Plan
+from logscope.inference.particles import Particle, ParticleFilter, Plan, WindowFit
 from logscope.inference.posterior import (
     Counts,
     Ledgers,
@@ -34,6 +34,8 @@ from reference_engine.workload import Request
 
 __all__ = ["Inference", "infer", "predict"]
 
+_ISLANDS = 4
+_PROPOSALS = 2
 _WIDEST = {"requests": 0.44, "statistics": 0.60}
 
 
@@ -110,17 +112,19 @@ def infer(
     share = _share(seen, engines)
     lengths = length_model(seen, config.max_model_len - 1, rules, share)
     cost = first_guess(seen, config.num_blocks * config.block_size)
-    rng = np.random.default_rng(seed)
-    passes = _passes(seen)
+    plans = _plans(seen)
+    report = _Progress(progress, sum(plan.particles for plan in plans))
     particles: list[Particle] = []
-    done = 0.0
-    whole = sum(p.particles for p in passes) * 1.15
-    for number, plan in enumerate(passes):
+    fits: list[list[WindowFit]] = []
+    for number, plan in enumerate(plans):
+        rng = np.random.default_rng([seed, number])
         filtering = ParticleFilter(seen, rules, lengths, cost, plan, rng, share)
-        particles = filtering.run(_part_of(progress, done / whole, plan.particles / whole))
-        done += plan.particles
-        if number + 1 < len(passes):
-            cost = refit(particles, seen, config.num_blocks * config.block_size, cost)
+        found = filtering.run(report.part(plan.particles))
+        if number == 0:
+            cost = refit(found, seen, config.num_blocks * config.block_size, cost)
+        else:
+            particles += found
+            fits.append(filtering.fits)
     plain = replace(
         config, async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0
     )
@@ -137,7 +141,7 @@ def infer(
         workloads=workloads,
         replays=replays,
         requests=round(share * len(seen.arrivals)),
-        fit=fit_of(seen, filtering.fits),
+        fit=fit_of(seen, fits),
         cost=cost,
         preemptions=counts,
         pressure=pressure_of(seen, counts, ledger.total_s),
@@ -183,19 +187,35 @@ def _share(seen: Observations, engines: int) -> float:
     return 1.0 / engines
 
 
-def _part_of(
-    progress: Callable[[float], None] | None, start: float, share: float
-) -> Callable[[float], None] | None:
-    return None if progress is None else lambda done: progress(start + share * done)
+class _Progress:
+    """Tells the share of all particles that are done."""
+
+    def __init__(self, tell: Callable[[float], None] | None, whole: int) -> None:
+        self._tell = tell
+        self._whole = whole * 1.1  # the replays at the end
+        self._done = 0
+
+    def part(self, particles: int) -> Callable[[float], None] | None:
+        """The teller of one pass."""
+        tell, start = self._tell, self._done
+        self._done += particles
+        if tell is None:
+            return None
+        return lambda share: tell((start + share * particles) / self._whole)
 
 
-def _passes(seen: Observations) -> list[Plan]:
-    """Particles as the log's size allows: the work is about requests and windows times particles."""
+def _plans(seen: Observations) -> list[Plan]:
+    """First a pass that only serves the step costs, then several that know nothing of each other.
+
+    Within a pass all particles soon descend from one: their mean says no more than a single sample. Separate passes do.
+    """
     size = len(seen.arrivals) + 8 * len(seen.windows)
-    particles = int(min(max(48 * 340 / max(size, 1), 12), 128))
+    particles = int(min(max(72 * 340 / max(size, 1), 12), 160))
+    islands = _ISLANDS
+    each = max(4, round(particles / 1.5 / islands))
     return [
-        Plan(particles=max(12, particles // 2), cost_sd=0.1),
-        Plan(particles=particles, cost_sd=0.05),
+        Plan(particles=max(8, particles // 3), cost_sd=0.1),
+        *(Plan(particles=each, proposals=_PROPOSALS, cost_sd=0.05) for _ in range(islands)),
     ]
 
 
@@ -206,11 +226,10 @@ def _replays(seen: Observations, config: EngineConfig) -> int:
 
 
 def _some(particles: Sequence[Particle], count: int) -> list[Particle]:
-    """Evenly spaced among the particles ordered by their preemptions, the middle one first."""
-    ordered = sorted(particles, key=lambda p: p.engine.preemptions)
-    picks = [ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count)]
-    middle = picks.pop(len(picks) // 2)
-    return [middle, *picks]
+    """As many of each pass, the one with the middle count of preemptions first."""
+    picks = [particles[int((i + 0.5) * len(particles) / count)] for i in range(count)]
+    middle = sorted(picks, key=lambda p: p.engine.preemptions)[len(picks) // 2]
+    return [middle, *(p for p in picks if p is not middle)]
 
 
 def _workload(seen: Observations, particle: Particle, config: EngineConfig) -> Workload:

@@ -161,15 +161,22 @@ def _by_label(rows: Sequence[Floats]) -> dict[str, float]:
     return {name: float(v) for name, v in zip(LABELS, np.mean(rows, axis=0), strict=True)}
 
 
-def fit_of(seen: Observations, fits: Sequence[WindowFit]) -> dict[str, float | None]:
-    """1 - mean absolute error over mean observed, for each observed series; None where it was never observed."""
+def fit_of(seen: Observations, passes: Sequence[Sequence[WindowFit]]) -> dict[str, float | None]:
+    """1 - mean absolute error over mean observed, for each observed series, the mean of all passes being compared."""
+
+    def told(name: str) -> list[float]:
+        return [
+            float(np.mean([getattr(f, name) for f in fits])) for fits in zip(*passes, strict=True)
+        ]
+
+    windows = seen.windows
     series: Mapping[str, list[tuple[float | None, float]]] = {
-        "running": [(w.running, f.running) for w, f in zip(seen.windows, fits, strict=True)],
-        "waiting": [(w.waiting, f.waiting) for w, f in zip(seen.windows, fits, strict=True)],
-        "kv_usage": [(w.kv_usage, f.kv_usage) for w, f in zip(seen.windows, fits, strict=True)],
-        "generation": [
-            (w.generated_tokens, f.generated) for w, f in zip(seen.windows, fits, strict=True)
-        ],
+        "running": list(zip([w.running for w in windows], told("running"), strict=True)),
+        "waiting": list(zip([w.waiting for w in windows], told("waiting"), strict=True)),
+        "kv_usage": list(zip([w.kv_usage for w in windows], told("kv_usage"), strict=True)),
+        "generation": list(
+            zip([w.generated_tokens for w in windows], told("generated"), strict=True)
+        ),
     }
     return {name: _fit(pairs) for name, pairs in series.items()}
 
