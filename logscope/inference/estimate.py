@@ -34,7 +34,7 @@ from reference_engine.workload import Request
 
 __all__ = ["Inference", "infer", "predict"]
 
-_ISLANDS = 4
+_ISLANDS = 6
 _PROPOSALS = 2
 _WIDEST = {"requests": 0.44, "statistics": 0.60}
 
@@ -210,11 +210,11 @@ def _plans(seen: Observations) -> list[Plan]:
     Within a pass all particles soon descend from one: their mean says no more than a single sample. Separate passes do.
     """
     size = len(seen.arrivals) + 8 * len(seen.windows)
-    particles = int(min(max(72 * 340 / max(size, 1), 12), 160))
+    particles = int(min(max(110 * 340 / max(size, 1), 24), 240))
     islands = _ISLANDS
     each = max(4, round(particles / 1.5 / islands))
     return [
-        Plan(particles=max(8, particles // 3), cost_sd=0.1),
+        Plan(particles=max(8, particles // 5), cost_sd=0.1),
         *(Plan(particles=each, proposals=_PROPOSALS, cost_sd=0.05) for _ in range(islands)),
     ]
 

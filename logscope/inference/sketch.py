@@ -496,22 +496,41 @@ class SketchReplay:
         if plan is None:
             self._dissolve()
             return self._walk_singly(batch)
+        need = self.crossing[self.tick % self.rules.block_size] if self.members else 0
+        need += sum(new for _request, _tokens, new in plan)
+        calm = need <= self.free
+        while need > self.free:
+            # who lacks a block evicts from the tail: what the tail wanted is then not needed either
+            victim = self.running[-1]
+            need -= plan.pop()[2] if plan else self._crosses(victim)
+            self._evict_tail()
         self._move_bulk(batch)
-        for request, tokens, need in plan:
-            self.free -= need
-            request.held += need
+        for request, tokens, new in plan:
+            self.free -= new
+            request.held += new
             self._budget -= tokens
             self._schedule(batch, request, tokens)
-        return True
+        return calm
+
+    def _crosses(self, member: SketchRequest) -> int:
+        """Whether a member of the bulk takes a block in the next step."""
+        return int((member.base + self.tick) % self.rules.block_size == 0)
+
+    def _evict_tail(self) -> None:
+        victim = self.running.pop()
+        if victim.bulk:
+            self._leave(victim)
+        else:
+            self.singles.pop()
+        self._evict(victim)
 
     def _plan(self) -> list[tuple[SketchRequest, int, int]] | None:
-        """(request, tokens, new blocks) of those outside the bulk; None where order matters: blocks or budget are short."""
+        """(request, tokens, new blocks) of those outside the bulk, the tail of the list; None where the budget is short."""
         rules, singles = self.rules, self.singles
         budget = rules.budget - len(self.members)
         if budget < 0:
             return None
         size = rules.block_size
-        need = self.crossing[self.tick % size] if self.members else 0
         plan: list[tuple[SketchRequest, int, int]] = []
         if singles:
             if singles[0] is not self.running[-len(singles)]:
@@ -524,10 +543,7 @@ class SketchReplay:
                 end = request.computed + tokens
                 new = max(0, -(-end // size) - request.shared // size - request.held)
                 plan.append((request, tokens, new))
-                need += new
                 left -= tokens
-        if need > self.free:
-            return None
         self._budget = budget
         return plan
 
@@ -662,31 +678,14 @@ class SketchReplay:
 
     def _decode_v0(self, batch: _Batch) -> None:
         """V0: every decode wants a free block, whether it needs one or not."""
-        crossing = self.crossing[self.tick % self.rules.block_size]
-        if self.members and not self.singles and self.free > crossing:
-            self._move_bulk(batch)
-            return
-        self._dissolve()
-        running = self.running
-        size = self.rules.block_size
-        index = 0
-        while index < len(running):
-            request = running[index]
-            gone = False
-            while self.free < 1:
-                victim = running.pop()
-                self._evict(victim)
-                if victim is request:
-                    gone = True
-                    break
-            if gone:
+        need = self.crossing[self.tick % self.rules.block_size] if self.members else 0
+        while self.running:
+            last = self._crosses(self.running[-1])
+            if self.free - (need - last) >= 1:
                 break
-            if request.computed % size == 0:
-                self.free -= 1
-                request.held += 1
-            self._schedule(batch, request, 1)
-            index += 1
-        self.singles = running.copy()
+            need -= last
+            self._evict_tail()
+        self._move_bulk(batch)
 
     def _complete(self, flight: _Batch) -> None:
         self._flight = None
