@@ -18,6 +18,7 @@ from logscope.drawn_replay import report_frames
 from logscope.errors import LogscopeError
 from logscope.replaying import ReplayAnswer
 from logscope.servers import engine_config
+from logscope.whole_files import whole_file, whole_text
 from reference_engine.workload import Request
 
 __all__ = [
@@ -59,9 +60,8 @@ def write_frames(found: Analysis, folder: Path) -> None:
     """Write `<name>.parquet` for each frame of the report."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames_of_report(found).items():
-        part = folder / f".{name}.parquet.part"
-        frame.write_parquet(part)
-        part.replace(folder / f"{name}.parquet")
+        with whole_file(folder / f"{name}.parquet") as part:
+            frame.write_parquet(part)
 
 
 def write_workload(found: Analysis, path: Path) -> None:
@@ -123,7 +123,5 @@ def _named_prefix(request: Request) -> Request:
 
 
 def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as out:
+    with whole_text(path) as out:
         write(out)
-    part.replace(path)

@@ -9,6 +9,7 @@ from logscope.analysis import Analysis, EngineResult
 from logscope.configuration import SETTINGS
 from logscope.events_json import iso
 from logscope.finding import Evidence, Finding
+from logscope.harmless import beginning, redacted
 from logscope.preemption_count import Preemptions
 from logscope.spikes import Spike
 from parsers.events import Coverage
@@ -68,7 +69,9 @@ def _input(coverage: Coverage, results: Iterable[EngineResult]) -> dict[str, Any
         "out_of_order": coverage.out_of_order,
         "truncated": coverage.truncated,
         "skipped_sources": coverage.skipped_sources,
-        "warning_samples": coverage.warning_samples,
+        "warning_samples": [
+            {**sample, "text": beginning(sample["text"])} for sample in coverage.warning_samples
+        ],
         "start": iso(min(times)) if times else None,
         "end": iso(max(times)) if times else None,
     }
@@ -234,5 +237,5 @@ def _finding(finding: Finding, result: EngineResult) -> dict[str, Any]:
 
 
 def evidence_object(evidence: Evidence) -> dict[str, Any]:
-    """A line as evidence."""
-    return {"source": evidence.source, "line": evidence.line, "text": evidence.text}
+    """A line as evidence, without what clients sent and where from."""
+    return {"source": evidence.source, "line": evidence.line, "text": redacted(evidence.text)}

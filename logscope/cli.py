@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from logscope import __version__
-from logscope.errors import LogscopeError
+from logscope.errors import LogscopeError, fault_of
 
 __all__ = ["cli", "main"]
 
@@ -80,9 +80,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     except Exception as error:
         if os.environ.get("LOGSCOPE_DEBUG"):
             raise
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
         click.echo(
-            f"logscope: a fault of logscope's own ({what}); set LOGSCOPE_DEBUG=1 to see where, and report it",
+            f"logscope: a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it",
             err=True,
         )
         sys.exit(INTERNAL)

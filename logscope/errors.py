@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LogscopeError", "NothingToWorkOn"]
+__all__ = ["LogscopeError", "NothingToWorkOn", "fault_of"]
 
 
 class LogscopeError(Exception):
@@ -15,3 +15,15 @@ class NothingToWorkOn(LogscopeError):  # noqa: N818 - the contract's words
     """No source could be read, or none holds a vLLM record."""
 
     status = 3
+
+
+def fault_of(error: BaseException) -> str:
+    """An unexpected exception's class and where in logscope it rose. Its message may quote a log, and so a prompt: it is left out."""
+    place = ""
+    at = error.__traceback__
+    while at is not None:
+        module = str(at.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] in ("logscope", "parsers", "reference_engine"):
+            place = f" at {module}:{at.tb_lineno}"
+        at = at.tb_next
+    return f"{type(error).__name__}{place}"

@@ -7,6 +7,7 @@ import math
 from datetime import datetime
 from typing import Any
 
+from logscope.harmless import escaped, visible
 from parsers.clock import from_epoch_us
 from parsers.events import Event
 
@@ -33,7 +34,8 @@ CSV_COLUMNS = [
     "variant",
     "fields",
 ]
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# What a spreadsheet begins a formula at, also in its wide forms, and the blanks that it passes over before one.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
 def iso(time: datetime | None) -> str | None:
@@ -80,15 +82,16 @@ def csv_row(event: Event) -> list[str]:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON without NaN: what is not a finite number is null."""
+    """JSON without NaN (what is not a finite number is null), and without a character that a terminal obeys: those are escaped."""
     try:
-        return json.dumps(
+        text = json.dumps(
             value, ensure_ascii=False, allow_nan=False, indent=indent, default=_default
         )
     except ValueError:
-        return json.dumps(
+        text = json.dumps(
             _finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=_default
         )
+    return escaped(text)
 
 
 def _default(value: Any) -> Any:
@@ -115,4 +118,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     text = value if isinstance(value, str) else to_json(value)
-    return "'" + text if text.startswith(_FORMULA) else text
+    text = visible(text, len(text))
+    return "'" + text if text.lstrip(" ").startswith(_FORMULA) else text

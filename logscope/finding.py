@@ -46,7 +46,7 @@ def evidence_of(
     picked = (
         rows
         if len(rows) <= limit
-        else [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
+        else [rows[round(i * (len(rows) - 1) / max(1, limit - 1))] for i in range(limit)]
     )
     return tuple(Evidence(s, n, texts.get((s, n), "")) for s, n in picked)
 

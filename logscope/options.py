@@ -11,6 +11,7 @@ import click
 
 from logscope.errors import NothingToWorkOn
 from logscope.times import MomentType, Span
+from logscope.whole_files import write_whole
 
 __all__ = [
     "display_options",
@@ -121,7 +122,4 @@ def write_json(document: str, target: str) -> None:
     if target == "-":
         click.echo(document)
         return
-    path = Path(target)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(document + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(Path(target), (document + "\n").encode())

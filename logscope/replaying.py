@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from logscope.drawn_replay import DrawnReplay, of_sample
+from logscope.errors import fault_of
 from logscope.finding import Finding
 from logscope.findings.context import Context
 from logscope.ledger_shares import slow_and_typical
@@ -92,7 +93,7 @@ def try_replay(
     except Exception as error:
         if os.environ.get("LOGSCOPE_DEBUG"):
             raise
-        return None, f"{type(error).__name__}: {error}"
+        return None, fault_of(error)
 
 
 def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswer | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from logscope.whole_files import whole_file
 from logscope.workload_replay import JobResult, result_object
 
 __all__ = ["print_results", "results_json", "write_frames"]
@@ -31,9 +32,8 @@ def write_frames(folder: Path, results: Sequence[JobResult]) -> None:
             getattr(result.replay, name)().with_columns(workload=pl.lit(result.job.workload.source))
             for result in results
         ]
-        beside = folder / f".{name}.parquet.part"
-        pl.concat(parts).write_parquet(beside)
-        beside.replace(folder / f"{name}.parquet")
+        with whole_file(folder / f"{name}.parquet") as part:
+            pl.concat(parts).write_parquet(part)
 
 
 def print_results(results: Sequence[JobResult], color: str = "auto") -> None:

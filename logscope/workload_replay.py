@@ -16,6 +16,7 @@ import polars as pl
 
 from logscope.errors import LogscopeError
 from logscope.ledger_shares import LABELS, slow_and_typical
+from logscope.whole_files import whole_text
 from reference_engine.engines import make_scheduler
 from reference_engine.errors import ConfigError, NoProgressError, SchedulerFailedError
 from reference_engine.loop import drive
@@ -208,13 +209,8 @@ def _result(engine: PlainReplay) -> ReplayResult:
 def _written_beside(path: Path) -> Iterator[TextIO]:
     """A file that appears under its name only when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as out:
-            yield out
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_text(path) as out:
+        yield out
 
 
 def result_object(result: JobResult) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from parsers.envelopes.clock import zone_of
 from parsers.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.lines import Line, Outer
 from parsers.rotation import pod_of, rotation_of
+from parsers.surrogates import without_lone_surrogates
 from parsers.text_blocks import TextBlock, after_hole, is_binary, transcoded
 from parsers.unwrapping import is_newest_first, turned_round, unwrapped
 
@@ -73,7 +74,7 @@ class Source:
         live: bool = False,
         query: JournalQuery | None = None,
     ) -> None:
-        self.name = name
+        self.name = without_lone_surrogates(name)  # a file name need not be UTF-8
         self.path = path
         self.group = group if group is not None else name
         self.timezone = timezone

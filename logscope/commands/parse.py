@@ -120,10 +120,10 @@ def _write_csv(events: Iterable[Event]) -> None:
 
 
 def _write_parquet(events: Iterable[Event], folder: Path) -> None:
+    from logscope.whole_files import whole_file
     from parsers.frames import frames_of
 
     folder.mkdir(parents=True, exist_ok=True)
     for family, frame in frames_of(events).items():
-        part = folder / f".{family}.parquet.part"
-        frame.write_parquet(part)
-        part.replace(folder / f"{family}.parquet")
+        with whole_file(folder / f"{family}.parquet") as part:
+            frame.write_parquet(part)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -12,6 +13,11 @@ from logscope.servers import EngineLog
 from logscope.windows import stats_windows
 
 __all__ = ["Context", "context_of"]
+
+# CUDA error: an illegal memory access was encountered; NCCL error in: …; Worker failed with error …; [Errno 28] No space left on device
+_FROM_ENGINE = re.compile(
+    r"(?:CUDA|HIP|NCCL|RCCL|cuBLAS|CUBLAS|cuDNN|Triton|XPU|EngineCore|Engine core|Worker|Executor|RPC call)\b|\[Errno \d{1,3}\] "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +45,15 @@ def context_of(
     log: EngineLog, logged: Logged, texts: dict[tuple[str, int], str], exceptions: list[Evidence]
 ) -> Context:
     """Prepare an engine's context."""
-    return Context(log, stats_windows(log.get("stats")), logged, texts, exceptions)
+    context = Context(log, stats_windows(log.get("stats")), logged, texts, exceptions)
+    if not context.served:
+        return context
+    return replace(context, exceptions=[_without_client_text(e) for e in exceptions])
+
+
+def _without_client_text(exception: Evidence) -> Evidence:
+    """Once a server takes requests, an exception's message may quote one; what the engine and its libraries say themselves stays."""
+    name, _, message = exception.text.strip().partition(": ")
+    if not message or _FROM_ENGINE.match(message):
+        return exception
+    return replace(exception, text=f"{name}: (left out)")

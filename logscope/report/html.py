@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from typing import Any
 import polars as pl
 
 from logscope import __version__
+from logscope.whole_files import write_whole
 
 from .charts import charts
 from .palette import DARK_TWIN, LEDGER
@@ -65,8 +65,8 @@ def write_html(
     """
     text = render_html(analysis, frames, plotlyjs=plotlyjs)
     if plotlyjs == "directory":
-        _write_whole(out.parent / PLOTLY_FILE, plotly_script())
-    _write_whole(out, text.encode("utf-8", errors="replace"))
+        write_whole(out.parent / PLOTLY_FILE, plotly_script())
+    write_whole(out, text.encode("utf-8", errors="replace"))
 
 
 def render_html(
@@ -158,17 +158,3 @@ def _plotly_css() -> str:
     # plotly puts these rules into the page by script, which the policy forbids; a style element of its name with the
     # class `no-inline-styles` tells it that they are already there.
     return _text(f"vendor/plotly-basic-{PLOTLY_VERSION}.css")
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write beside the file, then rename: a crash or a full disk leaves the old file or none, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from typing import Any
+
+from logscope.harmless import stripped
 
 __all__ = [
     "VERDICTS",
@@ -42,13 +43,12 @@ LEDGER_WORDS = {
     "preempted_wait": "waiting after preemption",
     "recompute": "recomputing lost tokens",
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def clean(text: str, width: int = 200) -> str:
     """Text from a log, harmless in a terminal: no control characters, no bidirectional overrides, of bounded length."""
-    text = _CONTROL.sub("", text.replace("\t", " ").replace("\n", " "))
+    text = stripped(text)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from logscope.harmless import redacted
 from logscope.terminal.words import clean, count_range, duration, number, percent
 from logscope.watching.pressure import EnginePressure, Reading
 from parsers.events import Event
@@ -264,7 +265,7 @@ class Monitor:
         setup.said.add(event.variant)
         states = (w.state.pressure for w in self.engines.values())
         pressure = max(states, key=_RANK.__getitem__, default="none")
-        text = clean(event.text, 200) or event.variant
+        text = clean(redacted(event.text), 200) or event.variant
         place = (event.server, event.engine_index)
         self._held.append(
             Notice(

@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from parsers.surrogates import json_without_lone_surrogates
+
 __all__ = ["mapping_of"]
 
 _KEY = re.compile(r'(?P<indent> *)(?P<key>"?[\w@./-]+"?)\s?:(?: (?P<value>.*)|\Z)')
@@ -65,7 +67,7 @@ def _scalar(value: str, more: Sequence[str]) -> str:
     text = " ".join([value, *(line.strip() for line in more)]).rstrip(",")
     if len(text) > 1 and text[0] == text[-1] == '"':
         try:
-            decoded = json.loads(text)
+            decoded = json.loads(json_without_lone_surrogates(text))
         except ValueError:
             return text[1:-1]
         return decoded if isinstance(decoded, str) else text

@@ -17,6 +17,7 @@ from parsers.envelopes.clock import Clock
 from parsers.envelopes.journal_fields import journal_entry
 from parsers.envelopes.peeled import Peeled, looks_like_record
 from parsers.lines import JsonRecord, Outer
+from parsers.surrogates import json_without_lone_surrogates
 
 __all__ = ["entries", "from_line", "parse"]
 
@@ -64,7 +65,7 @@ _Json = Mapping[str, object]
 def parse(text: str) -> object:
     """The JSON value of a text, or None when it is none (or nested too deeply)."""
     try:
-        return json.loads(text)
+        return json.loads(json_without_lone_surrogates(text))
     except (ValueError, RecursionError):
         return None
 

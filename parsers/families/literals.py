@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import regex
 
+from parsers.surrogates import without_lone_surrogates
+
 __all__ = ["end_of_call", "iter_pairs", "parse_literal", "unquote"]
 
 _MAX_DEPTH = 20
@@ -38,7 +40,7 @@ def unquote(text: str) -> str:
     if "\\" not in text:
         return text[1:-1]
     try:
-        return str(ast.literal_eval(text))
+        return without_lone_surrogates(str(ast.literal_eval(text)))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text[1:-1]
 

@@ -1,0 +1,98 @@
+"""Text from a log made harmless, since logs are hostile: prompts come from strangers, and others read the answer.
+
+`visible` for a line that is shown, `stripped` for a terminal, `escaped` for JSON, `redacted` for a line of a known kind, `beginning` for a line
+of no known kind, which may say anything after its first words.
+"""
+
+from __future__ import annotations
+
+import re
+
+import regex
+
+__all__ = ["OBEYED", "beginning", "escaped", "redacted", "stripped", "visible"]
+
+MAX_LINE = 600  # characters of a log line that is shown
+
+# Characters that turn text around or hide in it: bidirectional marks, overrides and isolates, joiners, a byte order mark.
+_HIDDEN = (
+    0x061C,
+    0x180E,
+    *range(0x200B, 0x2010),
+    *range(0x2028, 0x202F),
+    *range(0x2060, 0x2070),
+    0xFEFF,
+    *range(0xFFF9, 0xFFFC),
+)
+_SURROGATES = range(0xD800, 0xE000)  # lone ones cannot be written
+_CONTROLS = (*(c for c in range(0x20) if c != 0x09), *range(0x7F, 0xA0))
+# As their pictures (␛ for ESC), else as U+FFFD.
+_PICTURES = dict.fromkeys((*_HIDDEN, *range(0x80, 0xA0), *_SURROGATES), "\ufffd")
+_PICTURES |= {code: chr(0x2400 + code) for code in _CONTROLS if code < 0x20} | {0x7F: "␡"}
+
+
+def _class_of(codes: tuple[int, ...]) -> str:
+    return "".join(re.escape(chr(code)) for code in codes)
+
+
+OBEYED = re.compile(f"[{_class_of((*_CONTROLS, *_HIDDEN))}\ud800-\udfff]")
+"""A character that a terminal or a page obeys rather than shows; a tab is none."""
+_ESCAPED = re.compile(f"[\x7f-\x9f{_class_of(_HIDDEN)}\ud800-\udfff]")
+
+# Received request cmpl-1: prompt: 'why is …', params: SamplingParams(…)
+# From `prompt:` to the last mark of parameters, since a prompt may hold such a mark too; without one to the line's end.
+_PROMPT = regex.compile(
+    r"(?P<key>\bprompt: )(?:.*(?P<rest>, (?:params|sampling_params): )|.*)", regex.S
+)
+# prompt_token_ids: [1, 2, 3] and output_token_ids: [7, 8]
+_IDS = regex.compile(r"(?P<key>\b(?:prompt|output)_token_ids: ?)\[[^\]]*\]?")
+# Generated response cmpl-1: output: '…', output_token_ids: [7, 8], finish_reason: stop
+_OUTPUT = regex.compile(
+    r"(?P<key>\boutput: )(?:.*(?P<rest>, (?:output_token_ids|finish_reason): )|.*)", regex.S
+)
+# INFO:     192.0.2.7:51908 - "POST /v1/completions HTTP/1.1" 200 OK
+# INFO:     ('192.0.2.7', 51908) - "WebSocket /v1/realtime" [accepted]
+_CLIENT = regex.compile(
+    r"(?P<key>INFO:\s{1,8})(?:(?:\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9A-Fa-f:.]{3,45}\]?):\d{1,5}|\('[^']{1,64}', \d{1,5}\)) - "
+)
+_LEFT_OUT = "(left out)"
+# What stands before the first value of an unknown message: up to a quote, a brace, `: ` or `=`.
+_VALUES = re.compile(r"['\"`{\[<(=]|: |:$")
+_RECORD_HEAD = re.compile(
+    r"(?:\([^()]{1,120}\) ){0,3}(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]{5} [\d:]{8} \[?[^\s\]]{1,200}\]? "
+)
+
+
+def visible(text: str, limit: int = MAX_LINE) -> str:
+    """One line of text with every control character, escape and text-turning mark shown, not obeyed; cut at `limit`."""
+    shown = text[: limit + 1].translate(_PICTURES)
+    return shown if len(shown) <= limit else shown[:limit] + "…"
+
+
+def stripped(text: str) -> str:
+    """Text without what a terminal obeys; line ends and tabs become blanks."""
+    return OBEYED.sub("", text.replace("\t", " ").replace("\n", " "))
+
+
+def escaped(document: str) -> str:
+    """A JSON document in which what a terminal obeys stands as an escape; its values stay what they are."""
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+
+
+def redacted(text: str, limit: int = MAX_LINE) -> str:
+    """`visible`, and without prompts, outputs, token ids and the client's address."""
+    text = text[: 64 * 1024]  # what follows would not be shown anyway
+    for pattern in (_PROMPT, _OUTPUT):
+        text = pattern.sub(lambda m: f"{m['key']}{_LEFT_OUT}{m['rest'] or ''}", text)
+    text = _IDS.sub(lambda m: f"{m['key']}{_LEFT_OUT}", text)
+    return visible(_CLIENT.sub(r"\g<key>(client) - ", text), limit)
+
+
+def beginning(text: str, limit: int = 200) -> str:
+    """The first words of a message that nobody knows, its prefix included, up to where its values begin: those may be a client's text."""
+    head = _RECORD_HEAD.match(text)
+    start = head.end() if head else 0
+    found = _VALUES.search(text, start)
+    if found is None:
+        return redacted(text, limit)
+    return visible(text[: found.start()].rstrip(), limit) + f": {_LEFT_OUT}"

@@ -1,0 +1,95 @@
+"""Files that appear under their name only when they are whole: written beside their place, then renamed.
+
+A crash, a full disk or `kill -9` leaves the old file or none. What a killed run left beside it is taken away by the next one.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+__all__ = ["whole_file", "whole_text", "write_whole"]
+
+_LEFT_OVER = re.compile(r"\.(?P<pid>\d{1,10})\.part\Z")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; what was written takes the name `path` when the block ends well, and is removed when it does not.
+
+    A link is followed. What is no regular file (a pipe, /dev/stdout, /dev/null) is written to as it is. Raises OSError that names
+    `path` where nothing can be written.
+    """
+    target = path.resolve() if path.is_symlink() else path
+    if _is_special(target):
+        yield target
+        return
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    _clear_left_overs(target)
+    try:
+        yield beside
+        with beside.open("rb") as written:
+            os.fsync(written.fileno())  # a name must not reach the disk before what it names
+        if target.exists():
+            shutil.copymode(target, beside)
+        beside.replace(target)
+    except OSError as error:
+        _remove(beside)
+        if error.filename in (None, str(beside)):
+            # Without an error number (Polars gives none) the text is all there is.
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
+    except BaseException:
+        _remove(beside)
+        raise
+
+
+@contextmanager
+def whole_text(path: Path) -> Iterator[TextIO]:
+    """`whole_file`, opened for text in UTF-8."""
+    with whole_file(path) as beside, beside.open("w", encoding="utf-8", errors="replace") as out:
+        yield out
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, whole or not at all; raises as `whole_file` does."""
+    with whole_file(path) as beside:
+        beside.write_bytes(content)
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+
+
+def _clear_left_overs(path: Path) -> None:
+    """Remove what runs that were killed left of this file; what a run that lives is writing stays."""
+    with suppress(OSError):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+            found = _LEFT_OVER.search(left.name)
+            if found is not None and not _lives(int(found["pid"])):
+                _remove(left)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
