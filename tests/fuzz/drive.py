@@ -111,7 +111,7 @@ def _guided(minutes: float, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["parsers", "logscope"]):
-        import logscope.analysis
+        import logscope.analysis  # noqa: F401
         import parsers.sources  # noqa: F401
     names = sorted(seeds())
     folder = Path(tempfile.mkdtemp())
