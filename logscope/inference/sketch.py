@@ -37,7 +37,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class SketchRules:
-    """What the sketch needs of a configuration; blocks are usable ones (without V1's null block)."""
+    """What the sketch needs of a configuration; blocks are usable ones (without V1's null block).
+
+    `chunk`: the longest part of a prompt in a step; since 0.31 (`chunk_needs_company`) only while others are there.
+    """
 
     config: EngineConfig
     blocks: int
@@ -47,6 +50,7 @@ class SketchRules:
     reserve: int
     gate: bool
     chunk: int
+    chunk_needs_company: bool
     whole_prompts: bool
     v0: bool
     credits_hits: bool
@@ -67,6 +71,7 @@ class SketchRules:
             reserve=int(share * config.num_blocks),
             gate=gate,
             chunk=config.long_prefill_token_threshold or config.max_num_batched_tokens,
+            chunk_needs_company=profile.live_threshold,
             whole_prompts=not config.enable_chunked_prefill,
             v0=v0 and not config.enable_chunked_prefill,
             credits_hits=_credits_hits(config.version),
@@ -524,6 +529,13 @@ class SketchReplay:
             self.singles.pop()
         self._evict(victim)
 
+    def _chunk(self) -> int:
+        """The longest part of a prompt that goes into this step."""
+        rules = self.rules
+        if rules.chunk_needs_company and len(self.running) + len(self.queue) <= 1:
+            return rules.budget
+        return rules.chunk
+
     def _plan(self) -> list[tuple[SketchRequest, int, int]] | None:
         """(request, tokens, new blocks) of those outside the bulk, the tail of the list; None where the budget is short."""
         rules, singles = self.rules, self.singles
@@ -537,7 +549,9 @@ class SketchReplay:
                 return None
             left = budget
             for request in singles:
-                tokens = min(request.prompt + request.output - request.computed, left, rules.chunk)
+                tokens = min(
+                    request.prompt + request.output - request.computed, left, self._chunk()
+                )
                 if tokens <= 0:
                     return None
                 end = request.computed + tokens
@@ -555,7 +569,7 @@ class SketchReplay:
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
-            tokens = min(request.prompt + request.output - request.computed, budget, rules.chunk)
+            tokens = min(request.prompt + request.output - request.computed, budget, self._chunk())
             need = -(-(request.computed + tokens) // size) - request.shared // size - request.held
             gone = False
             while need > self.free:
@@ -587,7 +601,7 @@ class SketchReplay:
             tokens = request.prompt + request.output - hit
             if rules.whole_prompts and tokens > budget:
                 break
-            chunk = min(tokens, budget, rules.chunk)
+            chunk = min(tokens, budget, self._chunk())
             request.tried = True
             if not self._fits(request, hit + (tokens if rules.gate else chunk)):
                 break
@@ -608,7 +622,7 @@ class SketchReplay:
         request.tried = True
         tokens = request.prompt + request.output
         if not rules.gate:
-            left = min(rules.budget - len(self.running), rules.chunk)
+            left = min(rules.budget - len(self.running), self._chunk())
             tokens = min(tokens, self._hit(request) + left)
         return self._fits(request, tokens)
 

@@ -1,0 +1,196 @@
+"""From statistics and request lines to what happened: against logs whose truth the reference engine wrote down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logscope.inference import Inference, infer, predict
+from logscope.servers import engine_config
+from reference_engine.ledger import LABELS
+from reference_engine.replay import PlainReplay
+
+from .statistics_log import SMALL, STEP_TIME, Served, burst, parsed, parsed_file, serve, with_blocks
+
+PRESSED = burst(90, seed=5, rate=4.0, long_share=0.3)
+
+
+@pytest.fixture(scope="module")
+def pressed() -> Served:
+    """Ninety requests on a cache that is too small for them."""
+    return serve(SMALL, PRESSED)
+
+
+def inferred(served: Served, folder: Path, seed: int = 0) -> Inference:
+    log = parsed(served.text, folder)
+    found = infer(log.frames, log.facts, seed=seed)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def from_requests(pressed: Served, tmp_path_factory: pytest.TempPathFactory) -> Inference:
+    """What is inferred with request lines."""
+    return inferred(pressed, tmp_path_factory.mktemp("requests"))
+
+
+@pytest.fixture(scope="module")
+def from_statistics(tmp_path_factory: pytest.TempPathFactory) -> Inference:
+    """What is inferred of the same server without them."""
+    return inferred(serve(SMALL, PRESSED, received=False), tmp_path_factory.mktemp("statistics"))
+
+
+def close(said: float | None, truth: float, share: float) -> bool:
+    return said is not None and abs(said - truth) <= share * max(truth, 0.5)
+
+
+def test_the_truth_of_the_test_holds_preemptions_and_a_queue(pressed: Served) -> None:
+    assert pressed.preemptions > 15
+    assert pressed.percentile("first_token", 90) > 3.0
+
+
+def test_preemptions_are_found_though_no_line_shows_them(
+    pressed: Served, from_requests: Inference
+) -> None:
+    counts = from_requests.preemptions
+    assert close(counts.value, pressed.preemptions, 0.3)
+    assert counts.low <= pressed.preemptions <= counts.high
+    assert counts.high - counts.low <= 0.6 * pressed.preemptions
+    assert from_requests.pressure == "thrash"
+    assert sum(s.value for s in counts.timeline) == pytest.approx(counts.value, abs=1.5)
+
+
+def test_latencies_with_request_lines(pressed: Served, from_requests: Inference) -> None:
+    for name, what in (("ttft_s", "first_token"), ("e2e_s", "end")):
+        for percent, share in ((50, 0.25), (90, 0.15), (99, 0.15)):
+            said = from_requests.latency[name][f"p{percent}"]
+            assert close(said, pressed.percentile(what, percent), share), (name, percent)
+
+
+def test_latencies_from_statistics_and_access_lines_alone(
+    pressed: Served, from_statistics: Inference
+) -> None:
+    assert from_statistics.observations.level == "statistics"
+    assert close(from_statistics.preemptions.value, pressed.preemptions, 0.4)
+    for name, what in (("ttft_s", "first_token"), ("e2e_s", "end")):
+        for percent in (90, 99):
+            said = from_statistics.latency[name][f"p{percent}"]
+            assert close(said, pressed.percentile(what, percent), 0.3), (name, percent)
+
+
+def test_the_fit_is_told_for_each_series(from_requests: Inference) -> None:
+    assert set(from_requests.fit) == {"running", "waiting", "kv_usage", "generation"}
+    assert all(v is not None and v > 0.8 for v in from_requests.fit.values())
+
+
+def test_step_costs_come_out_of_the_log(from_requests: Inference) -> None:
+    cost = from_requests.cost.cost
+    for requests, kv in ((1, 300), (12, 4000)):
+        truth = STEP_TIME.seconds(0, requests, kv, requests)
+        assert cost.decode(requests, kv) == pytest.approx(truth, rel=0.3)
+
+
+def test_the_ledger_blames_the_kv_space(from_requests: Inference) -> None:
+    slow = from_requests.ledger.slow_s
+    assert set(slow) == set(LABELS)
+    delay = sum(slow.values()) - slow["prefill"] - slow["decode"]
+    kv = slow["queued_for_kv"] + slow["preempted_wait"] + slow["recompute"]
+    assert kv > 0.5 * delay
+
+
+def test_replays_are_the_particles_own_runs(from_requests: Inference) -> None:
+    told = from_requests.latency["e2e_s"]["p50"]
+    assert from_requests.baseline().e2e_s["p50"] == pytest.approx(told, rel=0.1)
+    frame = from_requests.requests_frame
+    assert frame.height == len(PRESSED)
+    assert from_requests.steps_frame.height > 100
+
+
+def test_a_change_is_predicted(from_requests: Inference) -> None:
+    """Twice the blocks on the real engine, against the prediction from the log before."""
+    after = PlainReplay(with_blocks(500), STEP_TIME, keep_steps=False)
+    after.run(PRESSED)
+    truth = Served("", after.all_records(), after.preemptions)
+    told = predict(from_requests, with_blocks(500))
+    assert told.preemptions <= truth.preemptions + 8
+    assert close(told.ttft_s["p99"], truth.percentile("first_token", 99), 0.35)
+    assert close(told.e2e_s["p99"], truth.percentile("end", 99), 0.2)
+    before = from_requests.baseline()
+    assert (told.ttft_s["p99"] or 0) < 0.7 * (before.ttft_s["p99"] or 0)
+
+
+def test_load_and_replicas_go_the_expected_way(from_requests: Inference) -> None:
+    before = from_requests.baseline()
+    double = predict(from_requests, from_requests.config, arrival_scale=2.0)
+    halves = predict(from_requests, from_requests.config, replicas=2)
+    assert (double.e2e_s["p99"] or 0) > (before.e2e_s["p99"] or 0)
+    assert (halves.e2e_s["p99"] or 0) < (before.e2e_s["p99"] or 0)
+    assert halves.preemptions < before.preemptions
+
+
+def test_same_seed_same_answer_and_another_seed_another(
+    pressed: Served, from_requests: Inference, tmp_path: Path
+) -> None:
+    again = inferred(pressed, tmp_path)
+    assert again.latency == from_requests.latency
+    assert again.preemptions == from_requests.preemptions
+    other = inferred(pressed, tmp_path, seed=1)
+    assert other.latency != from_requests.latency
+
+
+def test_a_calm_server_has_no_preemption_and_its_speed_is_known(tmp_path: Path) -> None:
+    calm = serve(with_blocks(2000), burst(25, seed=3, rate=0.5, long_share=0.0))
+    found = inferred(calm, tmp_path)
+    assert found.preemptions.high <= 1
+    assert found.pressure == "none"
+    assert close(found.latency["e2e_s"]["p50"], calm.percentile("end", 50), 0.3)
+
+
+def test_a_seat_limit_is_no_shortage_of_blocks(tmp_path: Path) -> None:
+    served = serve(replace(with_blocks(3000), max_num_seqs=4), burst(60, seed=4, rate=1.5))
+    found = inferred(served, tmp_path)
+    slow = found.ledger.slow_s
+    assert found.preemptions.high <= 2
+    assert slow["queued_for_seat"] > 10 * slow["queued_for_kv"]
+    assert close(found.latency["ttft_s"]["p99"], served.percentile("first_token", 99), 0.15)
+
+
+def test_outputs_under_a_large_limit_are_inferred_from_the_totals(tmp_path: Path) -> None:
+    served = serve(SMALL, PRESSED, certain=False)
+    found = inferred(served, tmp_path)
+    assert all(
+        a.output_tokens is None and a.max_tokens == 4000 for a in found.observations.arrivals
+    )
+    assert close(found.latency["e2e_s"]["p90"], served.percentile("end", 90), 0.35)
+
+
+def test_nothing_to_replay_is_no_inference(pressed: Served, tmp_path: Path) -> None:
+    kept = [line for line in pressed.text.splitlines(keepends=True)]
+    without_requests = [x for x in kept if "Received" not in x and "POST" not in x]
+    without_statistics = [x for x in kept if "Avg prompt" not in x]
+    for name, lines in (("a", without_requests), ("b", without_statistics), ("c", [])):
+        log_text = "".join(lines) or kept[0]
+        log = parsed(log_text, tmp_path, f"{name}.log")
+        assert infer(log.frames, log.facts) is None
+
+
+def test_one_line_of_statistics_is_enough_not_to_fail(pressed: Served, tmp_path: Path) -> None:
+    lines = pressed.text.splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if "Avg prompt" in line)
+    log = parsed("".join(lines[: first + 1]), tmp_path)
+    found = infer(log.frames, log.facts)
+    assert found is not None
+    assert found.requests > 0
+
+
+def test_a_real_server_under_pressure(sample_under_pressure: Path) -> None:
+    """The sample's own server counted 63 preemptions; its client saw an E2E p99 of 33.4 s and a TTFT p99 of 15.1 s."""
+    log = parsed_file(sample_under_pressure)
+    found = infer(log.frames, log.facts)
+    assert found is not None
+    assert engine_config(log.facts) is not None
+    assert 40 <= found.preemptions.value <= 85
+    assert found.latency["e2e_s"]["p99"] == pytest.approx(33.4, rel=0.2)
+    assert found.latency["ttft_s"]["p99"] == pytest.approx(15.1, rel=0.2)
