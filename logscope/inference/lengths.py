@@ -7,7 +7,8 @@ certain output length or a log-normal one under the request's limit.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from logscope.inference.observations import Observations
 from logscope.inference.sketch import SketchRules
 
-__all__ = ["Floats", "LengthModel", "Sharing", "length_model", "summing_to"]
+__all__ = ["Floats", "LengthModel", "Sharing", "after_a_pass", "length_model", "summing_to"]
 
 Floats = npt.NDArray[np.float64]
 _NORMAL = NormalDist()
@@ -98,6 +99,20 @@ class LengthModel:
         rank = min(below + (1.0 - below) * float(rng.random()), 1.0 - 1e-9)
         drawn = math.exp(mean + sd * _NORMAL.inv_cdf(max(rank, 1e-9)))
         return int(max(so_far + 1, min(round(drawn), self.limits[request])))
+
+
+def after_a_pass(model: LengthModel, own: Mapping[int, float]) -> LengthModel:
+    """The beliefs moved to the mean of what a pass of the filter found. `own`: mean own prompt tokens by request.
+
+    V0 counts recomputed tokens among the prompts, so that the windows' sums alone say too much.
+    """
+    latent = [i for i in own if model.prompts[i] <= 0]
+    if len(latent) < 10:
+        return model
+    believed = np.exp(model.mean_log[latent] + model.sd_log[latent] ** 2 / 2).mean()
+    found = float(np.mean([own[i] for i in latent]))
+    shift = math.log(max(found, 1.0) / max(float(believed), 1.0))
+    return replace(model, mean_log=model.mean_log + min(max(shift, -0.7), 0.7))
 
 
 def summing_to(drawn: Floats, known: Floats, total: float, longest: int) -> Floats:
@@ -232,8 +247,34 @@ def _output_belief(
             outputs = np.where(outputs > 0, outputs, asked)
     through = max(1.0, engine_share * float(before.sum()) - last.waiting - 0.5 * last.running)
     mean = max(generated / through, 1.0)
-    sd = 0.65  # of the logarithm; output lengths of chats scatter like that
-    return outputs, (math.log(mean) - sd * sd / 2, sd)
+    variance = math.log1p(_output_variation(seen, engine_share, mean))
+    return outputs, (math.log(mean) - variance / 2, math.sqrt(variance))
+
+
+def _output_variation(seen: Observations, share: float, mean: float) -> float:
+    """Variance of output lengths over the square of their mean, from how the windows' tokens scatter.
+
+    A window's tokens are those of the requests that ended in it, give or take what the running ones had before and have
+    now; few windows say little, so that what chats usually show (0.42) stays in the scales.
+    """
+    middles = np.array([(a.low + a.high) / 2 for a in seen.arrivals])
+    total, weight, windows = 0.0, 0.0, 0
+    ended_before = running_before = 0.0
+    for window in seen.windows:
+        arrived = share * float((middles <= window.end).sum())
+        ended = arrived - window.running - window.waiting
+        new, partly = ended - ended_before, running_before + window.running
+        expected = mean * (new + (window.running - running_before) / 2)
+        generated = window.generated_tokens or 0.0
+        if new >= 1 and generated > 0:
+            scatter = ((generated - expected) / mean) ** 2
+            trust = 1.0 / (0.5 * new + 0.05 * partly + 0.2) ** 2
+            total += trust * new * min(scatter - 0.05 * partly, 4.0 * new)
+            weight += trust * new**2
+            windows += 1
+        ended_before, running_before = ended, float(window.running)
+    told = max(total / weight, 0.0) if weight else 0.42
+    return min(max((windows * told + 4 * 0.42) / (windows + 4), 0.12), 1.2)
 
 
 def _sharing(seen: Observations, rules: SketchRules, share: float, output: float) -> Sharing:

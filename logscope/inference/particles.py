@@ -103,7 +103,7 @@ class WindowFit:
 class _Draft:
     """A proposal in the making: lengths of the requests that no step has touched yet, arrival times of the new ones.
 
-    `here`: which of them come to this engine.
+    `here`: which of them come to this engine; `stretched`: by how much latent outputs were lengthened (log).
     """
 
     untouched: Ids
@@ -117,6 +117,7 @@ class _Draft:
     speed: float
     stall_from: int = 0
     stall_end: float | None = None
+    stretched: float = 0.0
     tried: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -225,6 +226,7 @@ class ParticleFilter:
                 log_weight -= 0.25 * ((draft.speed - belief[0]) / max(belief[1], 0.05)) ** 2
             else:
                 log_weight -= 4.0
+            log_weight -= self._strain(draft, redraws)
             if best is None or log_weight > best.log_weight:
                 best = self._outcome(particle, k, draft, engine, log_weight)
             turn += 1
@@ -240,6 +242,13 @@ class ParticleFilter:
         if self._proposed % _LOOK_EVERY == 0 and draft.stall_end is None:
             best.node.known = self._look(particle, k, window, draft, redraws, best)
         return best
+
+    def _strain(self, draft: _Draft, redraws: dict[int, int]) -> float:
+        """How unlikely it is that all latent outputs are so much longer or shorter than drawn."""
+        if not draft.stretched:
+            return 0.0
+        count = len(redraws) + int((self.lengths.outputs[draft.untouched] <= 0).sum())
+        return 0.5 * count * (draft.stretched / self.lengths.output_log[1]) ** 2
 
     def _look(
         self,
@@ -502,6 +511,7 @@ class ParticleFilter:
         factor = ((ended + 0.5) / max(ended + surplus + 0.5, 0.5)) ** 0.7
         factor = min(max(factor, 0.5), 2.0)
         base = particle.engine
+        draft.stretched += math.log(factor)
         so_far = {r.id: base.output_of(r) for r in [*base.running, *base.queue]}
         for request, limit in redraws.items():
             left = limit - so_far.get(request, 0)

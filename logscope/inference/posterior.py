@@ -63,17 +63,20 @@ def count_preemptions(seen: Observations, particles: Sequence[Particle], widest:
     """Count over all particles. `widest`: the largest relative width of the bounds that still helps a reader."""
     counts = np.array([float(p.engine.preemptions) for p in particles])
     value = float(counts.mean())
-    spread = math.sqrt(float(counts.var()) + (_RUN_TO_RUN * value) ** 2 + 0.5 * value)
-    half = min(_Z * spread, 0.5 * widest * value) if value >= 8 else _Z * spread
-    low, high = max(0.0, value - half), value + half
+    spread = _Z * math.sqrt(float(counts.var()) + (_RUN_TO_RUN * value) ** 2 + 0.5 * value)
+    # counts of whole runs lean to the right: the upper bound lies further out
+    below, above = 0.92 * spread, 1.08 * spread
+    if value >= 8:
+        below, above = min(below, 0.45 * widest * value), min(above, 0.55 * widest * value)
+    low, high = max(0.0, value - below), value + above
     if float(np.mean(counts > 0)) < 0.05:
         value = low = 0.0
         high = min(high, 1.0) if counts.any() else 0.0
     recomputed = float(np.mean([p.engine.recomputed for p in particles]))
     return Counts(
-        float(math.floor(low)),
+        float(round(low)),
         float(round(value)),
-        float(math.ceil(high)),
+        float(round(high)),
         recomputed,
         _timeline(seen, particles),
     )
