@@ -23,6 +23,7 @@ from logscope.inference.posterior import (
 )
 from logscope.inference.prediction import Prediction, predict_workloads, summarise_replays
 from logscope.inference.sketch import SketchRules
+from logscope.inference.spans import with_inherited, worst_span
 from logscope.inference.step_time_fit import first_guess, refit
 from logscope.inference.step_times import CostFit
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
@@ -34,8 +35,9 @@ from reference_engine.workload import Request
 
 __all__ = ["Inference", "infer", "predict"]
 
-_ISLANDS = 6
-_PROPOSALS = 2
+_SECONDS = 2.6  # of one core, about, for all passes
+_MOST_ARRIVALS = 12_000
+_MOST_WINDOWS = 1_500
 _WIDEST = {"requests": 0.43, "statistics": 0.58}
 
 
@@ -44,7 +46,8 @@ class Inference:
     """What one engine's log says of its requests. Times are seconds on the clock that starts at `observations.epoch`.
 
     `config`: what was replayed (prefix caching only where prompts share a head, never asynchronous); `workloads`:
-    equally likely samples; `replays`: each under `config`; `requests_frame` and `steps_frame`: those of the first.
+    equally likely samples; `covered`: the share of the log's pressed windows that was replayed (a long log is cut to its
+    worst span, its counts are extrapolated); `replays`: each under `config`; `requests_frame` and `steps_frame`: those of the first.
     """
 
     observations: Observations
@@ -52,6 +55,7 @@ class Inference:
     workloads: tuple[Workload, ...]
     replays: tuple[Replayed, ...]
     requests: int
+    covered: float
     fit: Mapping[str, float | None]
     cost: CostFit
     preemptions: Counts
@@ -108,6 +112,8 @@ def infer(
     seen = observe(frames) if config is not None else None
     if config is None or seen is None:
         return None
+    everybody = len(seen.arrivals)
+    seen, covered = worst_span(with_inherited(seen), _MOST_ARRIVALS, _MOST_WINDOWS)
     rules = SketchRules.of(config)
     share = _share(seen, engines)
     lengths = length_model(seen, config.max_model_len - 1, rules, share)
@@ -133,7 +139,7 @@ def infer(
     workloads = tuple(_workload(seen, p, plain) for p in chosen)
     replays = tuple(replay_workload(w, plain, keep_steps=i == 0) for i, w in enumerate(workloads))
     ledger = ledgers(replays)
-    counts = count_preemptions(seen, particles, _WIDEST[seen.level])
+    counts = count_preemptions(seen, particles, _WIDEST[seen.level], covered)
     if progress is not None:
         progress(1.0)
     return Inference(
@@ -141,7 +147,8 @@ def infer(
         config=plain,
         workloads=workloads,
         replays=replays,
-        requests=round(share * len(seen.arrivals)),
+        requests=round(share * everybody),
+        covered=covered,
         fit=fit_of(seen, fits),
         cost=cost,
         preemptions=counts,
@@ -220,13 +227,16 @@ def _plans(seen: Observations) -> list[Plan]:
 
     Within a pass all particles soon descend from one: their mean says no more than a single sample. Separate passes do.
     """
-    size = len(seen.arrivals) + 8 * len(seen.windows)
-    particles = int(min(max(110 * 340 / max(size, 1), 24), 240))
-    islands = _ISLANDS
-    each = max(4, round(particles / 1.5 / islands))
+    present = sum(w.running + w.waiting for w in seen.windows) / len(seen.windows)
+    # measured on one core: seconds of one engine's life through the whole log
+    life = 2e-5 * len(seen.arrivals) + len(seen.windows) * (1.2e-4 + 1.2e-6 * present)
+    lives = _SECONDS / life / 2.5  # a proposal is lived through so often on average
+    proposals, islands = (2, 6) if lives >= 120 else (1, 6) if lives >= 45 else (1, 3)
+    particles = int(min(max(lives / proposals, 4 * (islands + 1)), 240))
+    each = particles // (islands + 1)
     return [
-        Plan(particles=max(8, particles // 5), cost_sd=0.1),
-        *(Plan(particles=each, proposals=_PROPOSALS, cost_sd=0.05) for _ in range(islands)),
+        Plan(particles=max(each, particles // 5), cost_sd=0.1),
+        *(Plan(particles=each, proposals=proposals, cost_sd=0.05) for _ in range(islands)),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ __all__ = ["Node", "Particle", "ParticleFilter", "Plan", "WindowFit"]
 Ids = npt.NDArray[np.int64]
 _LOOK_EVERY = 12  # proposals between two looks at how much the speed matters
 _MEMORY = 0.93  # of a window's speed in the next one
+_FORGETTING = 0.9  # of the tokens owed, from window to window
 _IN_FLIGHT = 0.3  # chance that the last arrivals of a window are not in any finished step
 
 
@@ -66,7 +67,10 @@ class Node:
 
 @dataclass(slots=True)
 class Particle:
-    """An engine, its step costs, and its past. `arrived`: requests that came to it so far."""
+    """An engine, its step costs, and its past. `arrived`: requests that came to it so far.
+
+    `owed`: tokens that the log has more than the engine, over the last windows: it has to catch up.
+    """
 
     engine: SketchReplay
     cost: StepCost
@@ -75,6 +79,7 @@ class Particle:
     log_weight: float = 0.0
     stalled: bool = False
     arrived: int = 0
+    owed: float = 0.0
 
     def past(self) -> list[Node]:
         """Its nodes, oldest first."""
@@ -103,7 +108,7 @@ class WindowFit:
 class _Draft:
     """A proposal in the making: lengths of the requests that no step has touched yet, arrival times of the new ones.
 
-    `here`: which of them come to this engine; `stretched`: by how much latent outputs were lengthened (log).
+    `before`: tokens generated and credited when the window began. `here`: which of them come to this engine; `stretched`: by how much latent outputs were lengthened (log).
     """
 
     untouched: Ids
@@ -118,6 +123,7 @@ class _Draft:
     stall_from: int = 0
     stall_end: float | None = None
     stretched: float = 0.0
+    before: tuple[int, int] = (0, 0)
     tried: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -211,6 +217,7 @@ class ParticleFilter:
     # ---- proposing ----
 
     def _propose(self, particle: Particle, k: int, window: Window) -> Particle:
+        window = _with_owed(window, particle.owed)
         belief = self._speed_belief(particle, k)
         draft = self._draft(particle, k, window, belief)
         redraws = self._redraws(particle)
@@ -219,8 +226,8 @@ class ParticleFilter:
         turn = 0
         while turn < rounds:
             engine = self._live(particle, k, window, draft, redraws)
-            generated = engine.generated - particle.engine.generated
-            credited = engine.credited - particle.engine.credited
+            generated = engine.generated - draft.before[0]
+            credited = engine.credited - draft.before[1]
             log_weight = _log_likelihood(window, engine, generated, credited)
             if draft.stall_end is None:
                 log_weight -= 0.25 * ((draft.speed - belief[0]) / max(belief[1], 0.05)) ** 2
@@ -231,7 +238,7 @@ class ParticleFilter:
                 best = self._outcome(particle, k, draft, engine, log_weight)
             turn += 1
             if turn < rounds and not self._correct(
-                particle, window, draft, redraws, belief, engine, generated, credited
+                particle, k, window, draft, redraws, belief, engine, generated, credited
             ):
                 break
             if draft.stall_end is not None:
@@ -270,10 +277,10 @@ class ParticleFilter:
             best.engine.shown_running,
             best.engine.shown_waiting,
             None,
-            float(best.engine.generated - particle.engine.generated),
+            best.node.generated if best.node is not None else 0.0,
             best.engine.usage,
         )
-        generated = float(slower.generated - particle.engine.generated)
+        generated = float(slower.generated - draft.before[0])
         return -2.0 * _log_likelihood(told, slower, generated, 0.0)
 
     def _speed_belief(self, particle: Particle, k: int) -> tuple[float, float]:
@@ -392,12 +399,20 @@ class ParticleFilter:
                 engine.prolong(draft.stall_end)
             else:
                 engine.stall = (draft.stall_from, draft.stall_end)
+        if self._after_a_hole(k):
+            engine.advance(window.start)
+        draft.before = (engine.generated, engine.credited)
         engine.advance(window.end)
         return engine
+
+    def _after_a_hole(self, k: int) -> bool:
+        """Whether lines are missing before a window, so that nothing is known of a stretch."""
+        return k > 0 and self.seen.windows[k].start > self.seen.windows[k - 1].end + 0.5
 
     def _correct(
         self,
         particle: Particle,
+        k: int,
         window: Window,
         draft: _Draft,
         redraws: dict[int, int],
@@ -407,7 +422,9 @@ class ParticleFilter:
         credited: float,
     ) -> bool:
         """Change the draft so that the sums come closer; False when they are met."""
-        changed = self._correct_prompts(window, draft, engine, credited)
+        changed = not self._after_a_hole(k) and self._correct_prompts(
+            window, draft, engine, credited
+        )
         if self.share < 1.0:
             changed |= self._correct_share(window, draft, engine)
         elif self.lengths.latent_outputs:
@@ -534,15 +551,17 @@ class ParticleFilter:
             speed=draft.speed,
             work=[b - a for a, b in zip(base.work, engine.work, strict=True)],
             busy=engine.busy - base.busy,
-            generated=engine.generated - base.generated,
-            credited=engine.credited - base.credited,
+            generated=engine.generated - draft.before[0],
+            credited=engine.credited - draft.before[1],
             preempted_at=engine.preempted_at,
             done=engine.done,
             known=-1.0,
             stalled=draft.stall_end is not None,
         )
         arrived = particle.arrived + int(draft.here[draft.queued :].sum())
-        return Particle(engine, draft.cost, draft.speed, node, log_weight, stalled, arrived)
+        told = self.seen.windows[k].generated_tokens
+        owed = _FORGETTING * particle.owed + ((told - node.generated) if told is not None else 0.0)
+        return Particle(engine, draft.cost, draft.speed, node, log_weight, stalled, arrived, owed)
 
     # ---- after the last line ----
 
@@ -577,6 +596,15 @@ class ParticleFilter:
             known=-1.0,
         )
         return Particle(engine, particle.cost, speed, node)
+
+
+def _with_owed(window: Window, owed: float) -> Window:
+    """A window in which an engine that fell behind, or ran ahead, comes back to the log's total."""
+    generated = window.generated_tokens
+    if generated is None or not owed:
+        return window
+    most = 20.0 + 0.1 * generated
+    return replace(window, generated_tokens=max(0.0, generated + min(max(0.7 * owed, -most), most)))
 
 
 def _log_likelihood(

@@ -1,6 +1,6 @@
 """What the surviving particles say together: counts with bounds, latencies, the ledger, the fit.
 
-Everything is a mean over equally likely particles; the bounds of a count hold their spread and that by which two runs of
+Counts are means over equally likely particles; the bounds of a count hold their spread and that by which two runs of
 one workload differ.
 """
 
@@ -59,9 +59,18 @@ class Ledgers:
     typical_s: dict[str, float]
 
 
-def count_preemptions(seen: Observations, particles: Sequence[Particle], widest: float) -> Counts:
-    """Count over all particles. `widest`: the largest relative width of the bounds that still helps a reader."""
-    counts = np.array([float(p.engine.preemptions) for p in particles])
+def count_preemptions(
+    seen: Observations, particles: Sequence[Particle], widest: float, covered: float = 1.0
+) -> Counts:
+    """Count over all particles.
+
+    Args:
+        seen: the windows.
+        particles: equally likely ones.
+        widest: the largest relative width of the bounds that still helps a reader.
+        covered: the share of the log that they lived through, by which counts are extrapolated.
+    """
+    counts = np.array([p.engine.preemptions / covered for p in particles])
     value = float(counts.mean())
     spread = _Z * math.sqrt(float(counts.var()) + (_RUN_TO_RUN * value) ** 2 + 0.5 * value)
     # counts of whole runs lean to the right: the upper bound lies further out
@@ -72,7 +81,9 @@ def count_preemptions(seen: Observations, particles: Sequence[Particle], widest:
     if float(np.mean(counts > 0)) < 0.05:
         value = low = 0.0
         high = min(high, 1.0) if counts.any() else 0.0
-    recomputed = float(np.mean([p.engine.recomputed for p in particles]))
+    if covered < 0.9:
+        low, high = low * covered, high + (1.0 - covered) * value
+    recomputed = float(np.mean([p.engine.recomputed for p in particles])) / covered
     return Counts(
         float(round(low)),
         float(round(value)),
@@ -109,7 +120,7 @@ def _finished(particle: Particle) -> list[SketchRequest]:
 def latencies(
     particles: Sequence[Particle], replayed: Sequence[Replayed]
 ) -> dict[str, dict[str, float | None]]:
-    """TTFT and E2E percentiles averaged over particles, gaps between tokens over the replays; seconds."""
+    """TTFT and E2E percentiles, the median over particles; gaps between tokens over all replays; seconds."""
     firsts, ends = [], []
     for particle in particles:
         done = _finished(particle)
@@ -117,16 +128,16 @@ def latencies(
             firsts.append([(r.first or 0.0) - r.arrival for r in done])
             ends.append([(r.end or 0.0) - r.arrival for r in done])
     return {
-        "ttft_s": _mean_percentiles(firsts),
-        "e2e_s": _mean_percentiles(ends),
+        "ttft_s": _middle_percentiles(firsts),
+        "e2e_s": _middle_percentiles(ends),
         "itl_s": gap_percentiles(replayed),
     }
 
 
-def _mean_percentiles(samples: Sequence[Sequence[float]]) -> dict[str, float | None]:
+def _middle_percentiles(samples: Sequence[Sequence[float]]) -> dict[str, float | None]:
     if not samples:
         return dict.fromkeys(_RANGE)
-    found = np.mean([np.percentile(np.array(s), (50, 90, 99)) for s in samples], axis=0)
+    found = np.median([np.percentile(np.array(s), (50, 90, 99)) for s in samples], axis=0)
     return {name: float(v) for name, v in zip(_RANGE, found, strict=True)}
 
 
