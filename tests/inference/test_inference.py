@@ -87,7 +87,7 @@ def test_the_fit_is_told_for_each_series(from_requests: Inference) -> None:
 
 def test_step_costs_come_out_of_the_log(from_requests: Inference) -> None:
     cost = from_requests.cost.cost
-    for requests, kv in ((1, 300), (12, 4000)):
+    for requests, kv in ((6, 2500), (14, 5000)):
         truth = STEP_TIME.seconds(0, requests, kv, requests)
         assert cost.decode(requests, kv) == pytest.approx(truth, rel=0.3)
 
