@@ -14,11 +14,13 @@ from logscope.drawn_replay import DrawnReplay, of_sample
 from logscope.errors import fault_of
 from logscope.finding import Finding
 from logscope.findings.context import Context
+from logscope.inference.workloads import Workload
 from logscope.ledger_shares import slow_and_typical
 from logscope.logged_preemptions import Stretch
 from logscope.scenario import Scenario
 from logscope.servers import EngineLog
 from logscope.spikes import Spike, find_spikes
+from reference_engine.config import EngineConfig
 from reference_engine.workload import Request
 
 __all__ = ["FAIR_FIT", "Predict", "ReplayAnswer", "replay_engine", "try_replay"]
@@ -60,6 +62,8 @@ class ReplayAnswer:
     last_arrival_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     drawn: DrawnReplay | None = None
+    sample: Workload | None = None
+    config: EngineConfig | None = None
 
     @property
     def fair(self) -> bool:
@@ -143,6 +147,8 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
         steps_frame=found.result.steps(),
         drawn=of_sample(found.sample, found.config),
         workload=found.workload,
+        sample=found.sample,
+        config=found.config,
         seed=seed,
     )
 
@@ -194,6 +200,8 @@ def _from_particles(
         steps_frame=found.steps_frame,
         drawn=of_sample(found.workloads[0], found.config),
         workload=found.workloads[0].requests,
+        sample=found.workloads[0],
+        config=found.config,
         seed=seed,
     )
 

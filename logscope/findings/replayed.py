@@ -10,7 +10,9 @@ import polars as pl
 from logscope.advice import overloaded
 from logscope.finding import Evidence, Finding, evidence_of, seconds
 from logscope.findings.context import Context
+from logscope.ordering import ordering_finding
 from logscope.replaying import ReplayAnswer
+from logscope.terminal.words import duration
 
 __all__ = ["replay_findings"]
 
@@ -33,6 +35,8 @@ def replay_findings(
             f" at least a quarter later than its last arrival ({len(free)} settings tried)"
         )
         found.append(Finding("overload", "critical", "replayed", title))
+    if baseline is not None and answer.sample is not None and answer.config is not None:
+        found += ordering_finding(context.log.facts, answer.sample, answer.config)
     return found
 
 
@@ -46,11 +50,26 @@ def _preemption(context: Context, answer: ReplayAnswer) -> list[Finding]:
         if answer.recomputed_tokens
         else ""
     )
-    title = f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were evicted when KV blocks ran out"
+    title = (
+        f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were evicted when KV blocks ran out"
+        f"{_pause(answer)}"
+    )
     severity = "critical" if value >= max(3.0, 0.02 * answer.requests) else "warning"
     return [
         Finding("kv-preemption", severity, "inferred", title, start, end, _full_windows(context))
     ]
+
+
+def _pause(answer: ReplayAnswer) -> str:
+    """What a victim's client sees: its longest gap between tokens."""
+    victims = answer.requests_frame.filter(pl.col("preemptions") > 0)
+    if victims.height == 0:
+        return ""
+    pause = victims["preempted_wait"] + victims["recompute"]
+    middle, most = pause.median(), pause.max()
+    if not isinstance(middle, float) or not isinstance(most, float):
+        return ""
+    return f"; it held a victim up for {duration(middle)} (median) to {duration(most)}"
 
 
 def _full_windows(context: Context) -> tuple[Evidence, ...]:
