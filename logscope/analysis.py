@@ -29,7 +29,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """Everything that is said of one engine."""
+    """Everything that is said of one engine; `latency` is what a second witness measured, in place of the replay's."""
 
     log: EngineLog
     context: Context
@@ -41,6 +41,7 @@ class EngineResult:
     advice: tuple[Advice, ...] = ()
     prompt_tps: float | None = None
     generation_tps: float | None = None
+    latency: Mapping[str, Any] | None = None
 
     @property
     def windows(self) -> pl.DataFrame | None:
@@ -50,13 +51,19 @@ class EngineResult:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The results of all engines, in the order server, run, engine; `worst` is the index of the one to look at."""
+    """The results of all engines, in the order server, run, engine; `worst` is the index of the one to look at.
+
+    `witness`, `total_preemptions` and `latency` are what a second witness says of all engines together (`logscope.witness`).
+    """
 
     data: LogFrames
     engines: tuple[EngineResult, ...]
     worst: int | None
     seed: int = 0
     given: Mapping[str, Any] = field(default_factory=dict)
+    witness: Mapping[str, Any] | None = None
+    total_preemptions: Preemptions | None = None
+    latency: Mapping[str, Any] | None = None
 
     @property
     def worst_result(self) -> EngineResult | None:

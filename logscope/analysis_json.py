@@ -44,8 +44,10 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
         "verdict": worst.verdict if worst else "not-enough-evidence",
         "pressure": worst.pressure if worst else "none",
         "worst_engine": analysis.worst,
-        "preemptions": _sum_preemptions([r.preemptions for r in analysis.engines]),
-        "latency": top["latency"] if top else _latency(None),
+        "preemptions": _sum_preemptions([r.preemptions for r in analysis.engines])
+        if analysis.total_preemptions is None
+        else _preemptions(analysis.total_preemptions),
+        "latency": _top_latency(analysis, top),
         "throughput": _sum_throughput(analysis.engines),
         "ledger": _sum_ledger(analysis.engines, top),
         "replay": top["replay"] if top else None,
@@ -53,7 +55,16 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
         "findings": [_finding(f, r) for r in analysis.engines for f in r.findings],
         "advice": top["advice"] if top else [],
         "engines": engines,
+        "witness": dict(analysis.witness) if analysis.witness is not None else None,
     }
+
+
+def _top_latency(analysis: Analysis, top: dict[str, Any] | None) -> dict[str, Any]:
+    """The worst engine's, unless clients or metrics measured all engines together."""
+    own: dict[str, Any] = top["latency"] if top else _latency(None)
+    if analysis.latency is None or own["basis"] == "measured":
+        return own
+    return {**_latency(analysis.latency), "inferred": own if own["basis"] else None}
 
 
 def _input(coverage: Coverage, results: Iterable[EngineResult]) -> dict[str, Any]:
@@ -98,7 +109,7 @@ def _engine(result: EngineResult) -> dict[str, Any]:
         "verdict": result.verdict,
         "pressure": result.pressure,
         "preemptions": _preemptions(result.preemptions),
-        "latency": _latency(answer.latency if answer else None),
+        "latency": _engine_latency(result),
         "throughput": {
             "prompt_tokens_per_s": result.prompt_tps,
             "generation_tokens_per_s": result.generation_tps,
@@ -108,6 +119,13 @@ def _engine(result: EngineResult) -> dict[str, Any]:
         "spikes": [_spike(s) for s in answer.spikes] if answer else [],
         "advice": [a.document() for a in result.advice],
     }
+
+
+def _engine_latency(result: EngineResult) -> dict[str, Any]:
+    inferred = _latency(result.answer.latency if result.answer else None)
+    if result.latency is None:
+        return inferred
+    return {**_latency(result.latency), "inferred": inferred if inferred["basis"] else None}
 
 
 def _preemptions(found: Preemptions) -> dict[str, Any]:
@@ -124,7 +142,27 @@ def _preemptions(found: Preemptions) -> dict[str, Any]:
         "timeline": [
             {"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in found.timeline
         ],
+        "inferred": _inferred(found.inferred, found.inferred_tokens),
     }
+
+
+def _inferred(
+    counts: tuple[float, float, float] | None, tokens: float | None
+) -> dict[str, Any] | None:
+    """What the replay says where another witness counted."""
+    if counts is None:
+        return None
+    low, value, high = counts
+    return {"low": low, "value": value, "high": high, "recomputed_tokens": tokens}
+
+
+def _sum_inferred(parts: list[Preemptions]) -> dict[str, Any] | None:
+    found = [p.inferred for p in parts if p.inferred is not None]
+    if not found:
+        return None
+    low, value, high = (sum(c[i] for c in found) for i in range(3))
+    tokens = [p.inferred_tokens for p in parts if p.inferred_tokens is not None]
+    return _inferred((low, value, high), sum(tokens) if tokens else None)
 
 
 def _sum_preemptions(parts: list[Preemptions]) -> dict[str, Any]:
@@ -150,6 +188,7 @@ def _sum_preemptions(parts: list[Preemptions]) -> dict[str, Any]:
         "timeline": [
             {"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in timeline
         ],
+        "inferred": _sum_inferred(parts),
     }
 
 

@@ -22,7 +22,10 @@ _Z = 1.645  # 5th to 95th percentile
 
 @dataclass(frozen=True, slots=True)
 class Preemptions:
-    """The count with its bounds; all None where the log shows nothing and no replay tells."""
+    """The count with its bounds; all None where the log shows nothing and no replay tells.
+
+    Where a second witness counted, `inferred` (low, value, high) and `inferred_tokens` keep what the replay says.
+    """
 
     logged: Logged
     low: float | None = None
@@ -31,6 +34,8 @@ class Preemptions:
     basis: str | None = None
     recomputed_tokens: float | None = None
     timeline: tuple[Stretch, ...] = ()
+    inferred: tuple[float, float, float] | None = None
+    inferred_tokens: float | None = None
 
 
 def combine(

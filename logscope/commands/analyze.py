@@ -78,6 +78,17 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
     type=click.Choice(["warning", "critical"]),
     help="Exit with status 1 where a finding is as severe.",
 )
+@click.option(
+    "--metrics",
+    multiple=True,
+    metavar="FILE|URL",
+    help="A second witness: Prometheus text, OpenMetrics, a query_range answer, or JSON scrapes.",
+)
+@click.option(
+    "--latencies",
+    metavar="FILE",
+    help="A second witness: a result of vLLM bench serve or guidellm, or a CSV (sent,first_token,finished).",
+)
 @unit_option
 @reading_options
 @display_options
@@ -95,6 +106,8 @@ def command(
     no_replay: bool,
     seed: int,
     fail_on: str | None,
+    metrics: tuple[str, ...],
+    latencies: str | None,
     units: tuple[str, ...],
     since: Moment | None,
     until: Moment | None,
@@ -113,6 +126,7 @@ def command(
       logscope analyze server.log --html report.html
       journalctl -u vllm -o json | logscope analyze -
       logscope analyze --unit vllm --since today
+      logscope analyze server.log --metrics http://localhost:8000/metrics
     """
     from logscope.analysis import analyze
     from logscope.analysis_files import (
@@ -127,11 +141,15 @@ def command(
     from logscope.log_frames import read_log
     from logscope.reading import check_something_read, partly_read, problems
     from logscope.terminal.progress import progress_bar
+    from logscope.witness.latencies import read_latencies
+    from logscope.witness.metrics import read_metrics
 
     try:
         given = parse_settings(settings)
     except SettingError as error:
         raise click.UsageError(str(error)) from None
+    clients = read_latencies(latencies) if latencies is not None else None
+    counters = read_metrics(metrics) if metrics else None
     span = Span(since, until, timezone)
     opened = open_sources(sources, timezone=timezone, units=units, span=span)
     data = read_log(opened, span, year=year)
@@ -141,6 +159,10 @@ def command(
     check_something_read(data.coverage)
     with progress_bar(quiet=quiet, color=color) as progress:
         found = analyze(data, given=given, replay=not no_replay, seed=seed, progress=progress)
+    if clients is not None or counters is not None:
+        from logscope.witness.attach import witnessed
+
+        found = witnessed(found, counters, clients)
     document = analysis_document(found)
     if frames is not None:
         write_frames(found, frames)

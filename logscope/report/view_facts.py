@@ -100,6 +100,8 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
         parts.append(f"logged: {proven}")
     elif proven:
         parts.append("by the log's own counters")
+    if beside := found.get("inferred"):
+        parts.append(f"the replay infers {bounds(beside.get('low'), beside.get('high'))}")
     if again := found.get("recomputed_tokens"):
         parts.append(f"{count(again)} tokens recomputed")
     detail = "; ".join(p for p in parts if p)

@@ -136,6 +136,10 @@ def _figures(
         line += " · in the log itself: " + (
             bounds(logged["low"], logged["high"]) if logged["low"] is not None else "none visible"
         )
+    if beside := found.get("inferred"):
+        line += (
+            f" · the replay infers {count_range(beside['low'], beside['value'], beside['high'])}"
+        )
     if found["recomputed_tokens"]:
         line += f" · {number(found['recomputed_tokens'])} tokens computed twice"
     console.print(Text(line))

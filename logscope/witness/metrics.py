@@ -1,0 +1,205 @@
+"""What a server's own metrics prove: preemptions by difference of the counter, gauges' heights, latencies from histograms."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from logscope.witness.answers import read_json
+from logscope.witness.exposition import looks_like_exposition, read_exposition
+from logscope.witness.fetch import WitnessError, text_of
+from logscope.witness.samples import Point, Samples
+
+__all__ = ["Growth", "MetricsWitness", "read_metrics"]
+
+PREEMPTIONS = "vllm:num_preemptions_total"
+_LATENCIES = {
+    "ttft_s": ("vllm:time_to_first_token_seconds",),
+    "e2e_s": ("vllm:e2e_request_latency_seconds",),
+    # Before 0.11 the gaps between tokens bear the second name.
+    "itl_s": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+}
+_POINTS = {
+    "ttft_s": ("p50", "p90", "p99"),
+    "e2e_s": ("p50", "p90", "p99"),
+    "itl_s": ("p50", "p99"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a counter grew: `first` is what it stood at in the first scrape, `lives` the growth of each life of the process.
+
+    `steps` are (start, end, growth) between scrapes with a time, in seconds since the epoch.
+    """
+
+    first: float
+    lives: tuple[float, ...]
+    scrapes: int
+    steps: tuple[tuple[float, float, float], ...] = ()
+
+    @property
+    def seen(self) -> float:
+        """The growth between the first scrape and the last."""
+        return sum(self.lives)
+
+    @property
+    def from_zero(self) -> float:
+        """The growth since the first process began."""
+        return self.first + self.seen
+
+
+def growth_of(points: Sequence[Point]) -> Growth:
+    """The growth of one counter's points, in order; where it goes back the process began anew, from zero."""
+    lives, steps = [0.0], []
+    for (t0, before), (t1, after) in itertools.pairwise(points):
+        if after < before:
+            lives.append(0.0)
+            more = after
+        else:
+            more = after - before
+        lives[-1] += more
+        if more and t0 is not None and t1 is not None:
+            steps.append((t0, t1, more))
+    return Growth(points[0][1], tuple(lives), len(points), tuple(steps))
+
+
+def _together(parts: Sequence[Growth]) -> Growth:
+    """Several counters of one server (engines, API servers) as one; their processes live and die together."""
+    most = max(len(p.lives) for p in parts)
+    lives = [0.0] * most
+    for part in parts:
+        for i, life in enumerate(part.lives):
+            lives[most - len(part.lives) + i] += life
+    steps = sorted(s for p in parts for s in p.steps)
+    return Growth(
+        sum(p.first for p in parts), tuple(lives), max(p.scrapes for p in parts), tuple(steps)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsWitness:
+    """Metrics of one server, read from one or several sources."""
+
+    samples: Samples = field(default_factory=Samples)
+
+    def preemptions(self, engine: int | None = None) -> Growth | None:
+        """The growth of the preemption counter, of one engine or of all; None where there is none."""
+        parts = [
+            growth_of(points)
+            for labels, points in self.samples.of(PREEMPTIONS)
+            if engine is None or labels.get("engine") == str(engine)
+        ]
+        return _together(parts) if parts else None
+
+    @property
+    def engines(self) -> frozenset[str]:
+        """The engines that the labels tell apart; empty where they do not, or where several servers are mixed."""
+        found = [labels for labels, _ in self.samples.of(PREEMPTIONS)]
+        names = [labels.get("engine") for labels in found]
+        if None in names or len(set(names)) != len(names):
+            return frozenset()
+        return frozenset(n for n in names if n is not None)
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The first and last time of a scrape, in seconds since the epoch."""
+        times = [t for points in self.samples.series.values() for t, _ in points if t is not None]
+        return (min(times), max(times)) if times else None
+
+    def latency(self, *, from_zero: bool) -> dict[str, Any] | None:
+        """Percentiles in seconds, read from the histograms by linear interpolation within a bucket; None without histograms.
+
+        `from_zero`: all requests of the process, else those between the first scrape and the last (all of a single scrape).
+        """
+        found: dict[str, Any] = {}
+        for key, names in _LATENCIES.items():
+            buckets = next((b for n in names if (b := self._buckets(n, from_zero=from_zero))), None)
+            found[key] = {
+                p: _quantile(buckets, float(p[1:]) / 100) if buckets else None for p in _POINTS[key]
+            }
+        return found if any(v["p50"] is not None for v in found.values()) else None
+
+    def document(self) -> dict[str, Any]:
+        """What the metrics say, as a block of `analyze --json`."""
+        span, growth = self.span, self.preemptions()
+        queue = self._mean("vllm:request_queue_time_seconds")
+        return {
+            "sources": list(self.samples.sources),
+            "samples": self.samples.vllm,
+            "unread": self.samples.bad,
+            "scrapes": growth.scrapes if growth else None,
+            "start": _iso(span[0]) if span else None,
+            "end": _iso(span[1]) if span else None,
+            "preemptions": growth.from_zero if growth else None,
+            "preemptions_between_scrapes": growth.seen if growth else None,
+            "restarts": len(growth.lives) - 1 if growth else None,
+            "running_max": self._highest("vllm:num_requests_running"),
+            "waiting_max": self._highest("vllm:num_requests_waiting"),
+            "kv_usage_max": self._highest("vllm:kv_cache_usage_perc"),
+            "queue_time_mean_s": queue,
+            "latency_from_zero": self.latency(from_zero=True),
+        }
+
+    def _highest(self, name: str) -> float | None:
+        values = [value for _, points in self.samples.of(name) for _, value in points]
+        return max(values) if values else None
+
+    def _mean(self, name: str) -> float | None:
+        total, count = (
+            sum(growth_of(points).from_zero for _, points in self.samples.of(f"{name}_{part}"))
+            for part in ("sum", "count")
+        )
+        return total / count if count else None
+
+    def _buckets(self, name: str, *, from_zero: bool) -> list[tuple[float, float]]:
+        """Upper bounds and cumulative counts, over all series of a histogram."""
+        counts: dict[float, float] = {}
+        for labels, points in self.samples.of(f"{name}_bucket"):
+            try:
+                bound = float(labels["le"])
+            except (KeyError, ValueError):
+                continue
+            growth = growth_of(points)
+            whole = from_zero or growth.scrapes == 1
+            counts[bound] = counts.get(bound, 0.0) + (growth.from_zero if whole else growth.seen)
+        found = sorted(counts.items())
+        return found if found and found[-1][1] > 0 else []
+
+
+def read_metrics(names: Iterable[str]) -> MetricsWitness:
+    """Read the metrics of files and addresses, in their order. Raises WitnessError where one cannot be read or holds no vLLM metric."""
+    samples = Samples()
+    for name in names:
+        text = text_of(name)
+        before = samples.vllm
+        samples.sources.append(name)
+        if text.lstrip()[:1] in ("{", "["):
+            read_json(text, samples)
+        elif looks_like_exposition(text):
+            read_exposition(text, samples)
+        if samples.vllm == before:
+            raise WitnessError(
+                f"{name}: no vLLM metric in it; give the text of /metrics, an answer of Prometheus' query_range, or one JSON scrape a line"
+            )
+    return MetricsWitness(samples)
+
+
+def _quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
+    """As Prometheus does it: linear within the bucket; beyond the last bound nothing more is known than that bound."""
+    rank = share * buckets[-1][1]
+    low, below = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * ((rank - below) / (count - below) if count > below else 1)
+        low, below = bound, count
+    return low
+
+
+def _iso(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).isoformat().replace("+00:00", "Z")
