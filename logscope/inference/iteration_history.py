@@ -27,6 +27,7 @@ class Rules:
     resumed_as_context: bool = False
     exact_limits: bool = False
     shared: bool = False
+    priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class State:
         "numbers",
         "resumed",
         "running",
+        "taken",
         "waiting",
     )
 
@@ -82,6 +83,7 @@ class State:
         self.groups: dict[int, Group] = {}
         self.joined: Any = None
         self.resumed: Any = None
+        self.taken: frozenset[int] = frozenset()
         self.numbers = 0
         self.next_new = 0
         self.cost = 0.0
@@ -164,6 +166,26 @@ class State:
         self.groups[number] = total
         self.joined = ((step, tuple(self.running[i].number for i in members)), self.joined)
 
+    # -- who a request is, where the order of admission does not tell ------------------------------------
+
+    def match(
+        self, live: Live, step: int, by_limit: dict[int, list[int]], position: list[int]
+    ) -> int | None:
+        """The first request not taken yet that ends after so many tokens and had come before this one was admitted."""
+        admitted = live.spans[0].first if live.spans else live.start
+        outputs = live.outputs(step) if live.phase == "decode" else live.out + 1
+        for i in by_limit.get(outputs, ()):
+            if position[i] > admitted + 1:
+                return None
+            if i not in self.taken:
+                return i
+        return None
+
+    def name(self, place: int, request: int) -> None:
+        """It is known now who this is."""
+        self.taken |= {request}
+        self.running[place] = replace(self.running[place], request=request)
+
     # -- changes of one request -------------------------------------------------------------------
 
     def complete(self, place: int, step: int) -> None:
@@ -186,9 +208,9 @@ class State:
             spans = (*spans, Span("decode", live.start, step))
         self._end(live, spans, step, max(live.outputs(step), live.out), aborted)
 
-    def evict(self, k: int) -> None:
-        """The last of the running list goes back to the head of the queue while step k is scheduled."""
-        live = self.running.pop()
+    def evict(self, place: int, k: int) -> None:
+        """A request of the running list goes back to the head of the queue while step k is scheduled."""
+        live = self.running.pop(place)
         spans, redone = live.spans, live.redone
         tokens, group = live.tokens, live.group
         if live.phase == "decode":
@@ -221,9 +243,9 @@ class State:
         )
         self.evictions += 1
 
-    def resume(self, k: int) -> None:
-        """The head of the queue, evicted before, runs again."""
-        live = self.waiting.pop(0)
+    def resume(self, place: int, k: int) -> None:
+        """One of the queue, evicted before, runs again."""
+        live = self.waiting.pop(place)
         self.running.append(replace(live, phase="recompute" if live.out else "prefill", start=k))
 
     def close(self, last: int) -> None:

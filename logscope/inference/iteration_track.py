@@ -19,7 +19,7 @@ import numpy as np
 
 from logscope.inference.iteration_accounts import MARGIN, Account, Accounts
 from logscope.inference.iteration_arrivals import Arrivals
-from logscope.inference.iteration_history import Rules, Track
+from logscope.inference.iteration_history import History, Rules, Track
 from logscope.inference.iteration_state import Live, State
 from logscope.inference.iteration_steps import Steps
 
@@ -67,8 +67,11 @@ class _Search:
         best = min(states, key=lambda s: s.cost)
         near = [s.evictions for s in states if s.cost <= best.cost + _NEARLY]
         place = {number: i for i, number in enumerate(sorted(_numbers(best)))}
+        histories = best.histories()
+        if self.rules.priority:
+            histories = _named(histories, range(self.arrivals.before, len(self.limit)))
         return Track(
-            histories=best.histories(),
+            histories=histories,
             cost=best.cost,
             low=min(near),
             high=max(near),
@@ -190,7 +193,7 @@ class _Search:
         lacking = view.g[k] - len(state.running)
         for i in range(lacking):
             if state.waiting:
-                state.resume(k)
+                state.resume(0, k)
             else:
                 self._admit(state, k)
             live = state.running[-1]
@@ -216,23 +219,36 @@ class _Search:
         ended += [(place, account.left_at) for place in self._leavers(state, account)]
         if len(ended) == 1 and not account.anybody:
             self._learn_blocks(state, *ended[0])
+        evicted = [state.running[place].number for place in account.evicted]
         for place, step in sorted(ended, reverse=True):
+            if self.rules.priority:
+                self._name(state, place, step)
             live = state.running[place]
             aborted = live.request >= 0 and self.gone[live.request] <= k
             state.finish(place, max(step, live.mark), aborted)
-        for _ in range(account.evicted):
-            state.evict(k)
-        for _ in range(account.resumed):
-            state.resume(k)
+        for number in evicted:
+            state.evict([r.number for r in state.running].index(number), k)
+        numbers = [state.waiting[place].number for place in account.resumed]
+        for number in numbers:
+            state.resume([r.number for r in state.waiting].index(number), k)
         for _ in range(account.new):
             self._admit(state, k)
         self._share(state, k)
+
+    def _name(self, state: State, place: int, step: int) -> None:
+        """A request has ended: its length tells who it was."""
+        live = state.running[place]
+        if live.request < 0 and not live.before_log:
+            view = self.accounts
+            request = state.match(live, step, view.by_limit, view.position)
+            if request is not None:
+                state.name(place, request)
 
     def _leavers(self, state: State, account: Account) -> Sequence[int]:
         """Who left for no known reason; where nothing tells, anybody."""
         if not account.anybody:
             return account.leavers
-        taken = {*account.finished, *account.leavers}
+        taken = {*account.finished, *account.leavers, *account.evicted}
         able = [
             i
             for i, r in enumerate(state.running)
@@ -268,6 +284,9 @@ class _Search:
         state.next_new += 1
         if i < self.arrivals.before:
             state.running.append(Live(number, -1, 0, False, "prefill", k, before_log=True))
+            return
+        if self.rules.priority:
+            state.running.append(Live(number, -1, 0, False, "prefill", k))
             return
         exact = self.exact[i] or (self.rules.exact_limits and self.limit[i] > 0)
         state.running.append(Live(number, i, self.limit[i], exact, "prefill", k))
@@ -310,6 +329,14 @@ class _Search:
         new.cost += 20.0
         self._join(new, k)
         return new
+
+
+def _named(histories: Sequence[History], requests: Sequence[int]) -> tuple[History, ...]:
+    """Requests in order of arrival for the histories in order of admission: a mean wait is right in any order, and this spreads least."""
+    left = iter(requests)
+    return tuple(
+        h if h.before_log or not h.spans else replace(h, request=next(left, -1)) for h in histories
+    )
 
 
 def _numbers(state: State) -> Iterator[int]:

@@ -41,7 +41,7 @@ _OFTEN = (
 )
 # accounts that are followed at a time: so many changes times accounts, and bounds
 _WORK, _FEWEST, _MOST = 15_000, 3, 12
-_FAIR = 0.7
+_FAIR = 0.5
 _COVERED = 0.85
 
 
@@ -172,6 +172,7 @@ def _rules(config: EngineConfig, hit_rate: float, steps: Steps) -> Rules:
         asynchronous=config.async_scheduling,
         watermark=int((config.watermark or 0.0) * config.num_blocks),
         shared=config.enable_prefix_caching and hit_rate > 0.05,
+        priority=config.policy == "priority",
     )
 
 
@@ -217,7 +218,9 @@ def _best_track(
             break
     best = ways[min(tried)[1]]
     changes = int(((steps.context > 0) | (steps.excess > 0)).sum())
-    kept = int(np.clip(_WORK / max(1, changes), _FEWEST, _MOST))
+    # by priority there are many more accounts of each change
+    most = _MOST * 2 // 3 if first.priority else _MOST
+    kept = int(np.clip(_WORK / max(1, changes), _FEWEST, most))
     return track(steps, arrivals, best, seed, kept), best
 
 

@@ -185,6 +185,23 @@ def test_without_any_arrival_the_waiting_requests_place_them(read: Read) -> None
     assert middle == pytest.approx(percentiles(truth.latencies("first_token"))["p50"], rel=0.35)
 
 
+def test_by_priority_anyone_may_be_the_victim(read: Read) -> None:
+    requests = [
+        dataclasses.replace(r, priority=int(i % 3 > 0))
+        for i, r in enumerate(workload(80, 3.0, seed=13))
+    ]
+    text, truth = write_log(requests, config(policy="priority"))
+    text = text.replace("'max_num_seqs'", "'scheduling_policy': 'priority', 'max_num_seqs'", 1)
+    log = read(text)
+    assert log.facts.config["policy"] == "priority"
+    found = account(log)
+    low, value, high = found.preemptions
+    assert value == pytest.approx(len(truth.preempted), rel=0.15, abs=1)
+    assert low <= len(truth.preempted) <= high
+    middle = percentiles(truth.latencies("finished"))["p50"]
+    assert found.result.summary().e2e_s["p50"] == pytest.approx(middle, rel=0.2)
+
+
 def iteration_lines(text: str) -> list[tuple[int, str]]:
     return [(i, line) for i, line in enumerate(text.splitlines(True)) if "Iteration(" in line]
 
