@@ -46,11 +46,14 @@ class Arrivals:
         return len(self.ids)
 
 
-def read_arrivals(frames: Mapping[str, pl.DataFrame], steps: Steps) -> Arrivals:
+def read_arrivals(frames: Mapping[str, pl.DataFrame], steps: Steps, engines: int = 1) -> Arrivals:
     """The requests that the log names, or (without request lines) those that its access lines count.
 
-    Where it shows none, there are as many nameless ones as the steps can have admitted (`known` is false).
+    Where it shows none, or does not say to which of several engines they went, there are as many nameless ones as the steps can have
+    admitted (`known` is false).
     """
+    if engines > 1:
+        return _nameless(steps)
     gauges = _gauges(frames.get("stats"), steps)
     requests = frames.get("request")
     if requests is not None:
@@ -133,8 +136,7 @@ def _same(index: dict[str, int], name: str) -> int | None:
 
 def _of_access_lines(frame: pl.DataFrame | None, steps: Steps) -> Arrivals:
     """Access lines of completions are printed when a streamed answer starts, so that their place is the arrival's."""
-    most = int(steps.context.sum())
-    none = _nothing(most, np.zeros(most, dtype=np.int64), steps, False)
+    none = _nameless(steps)
     if frame is None:
         return none
     rows = frame.filter(
@@ -152,6 +154,11 @@ def _of_access_lines(frame: pl.DataFrame | None, steps: Steps) -> Arrivals:
     if np.mean(admitted[early] <= seen[early]) < 0.9:
         return none
     return _nothing(rows.height, position, steps, True)
+
+
+def _nameless(steps: Steps) -> Arrivals:
+    most = int(steps.context.sum())
+    return _nothing(most, np.zeros(most, dtype=np.int64), steps, False)
 
 
 def _nothing(count: int, position: Ints, steps: Steps, known: bool) -> Arrivals:

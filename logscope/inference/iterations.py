@@ -105,7 +105,7 @@ def reconstruct(
     if len(steps) < 2:
         return None
     stats = frames.get("stats")
-    arrivals = read_arrivals(frames, steps)
+    arrivals = read_arrivals(frames, steps, _engines(facts))
     found, rules = _best_track(steps, arrivals, config, _hit_rate(stats), seed, progress)
     arrivals = _placed(found, arrivals, steps, stats)
     prompts = [max(1, round(h.prompt)) for h in found.histories]
@@ -114,6 +114,12 @@ def reconstruct(
     if progress is not None:
         progress(1.0)
     return _answer(found, steps, arrivals, rules, story, stats, config, hits)
+
+
+def _engines(facts: EngineFacts) -> int:
+    """How many engines share the server's requests."""
+    said = facts.more.get("data_parallel_size")
+    return max(said if isinstance(said, int) else 1, facts.engine_index + 1)
 
 
 def _answer(
