@@ -23,6 +23,7 @@ _VERBS = {
     "parse": "Give the events alone, as JSON lines, CSV or Parquet.",
     "whatif": "Replay a log's workload under a changed configuration.",
     "replay": "Run the reference engine on workload or trace files.",
+    "compare": "Compare two logs, before and after a change.",
     "watch": "Follow a log as it is written and say when pressure starts.",
     "formats": "List the log formats that are known.",
 }

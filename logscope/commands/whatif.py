@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
 from logscope.errors import LogscopeError
@@ -67,6 +64,7 @@ def command(
     from logscope.reading import check_something_read, problems
     from logscope.scenario import scenario_of
     from logscope.terminal.progress import progress_bar
+    from logscope.whatif_json import whatif_document
 
     try:
         changes = parse_settings(settings, scenario=True)
@@ -105,24 +103,3 @@ def command(
         from logscope.terminal.both_sides import print_both_sides
 
         print_both_sides(document, color=color)
-
-
-def whatif_document(
-    facts: Any,
-    changes: Mapping[str, Any],
-    baseline: Mapping[str, Any],
-    scenario: Mapping[str, Any],
-    notes: tuple[str, ...],
-) -> dict[str, Any]:
-    """The contract's `whatif --json`; `notes` say what was assumed."""
-    from logscope.scenario import flag_text
-
-    return {
-        "schema_version": 1,
-        "set": dict(changes),
-        "flag": flag_text(facts, changes),
-        "baseline": dict(baseline),
-        "scenario": dict(scenario),
-        "notes": list(notes),
-        "unsupported": list(facts.unsupported),
-    }

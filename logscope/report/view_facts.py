@@ -99,7 +99,7 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
     if proven and proven != said:
         parts.append(f"logged: {proven}")
     elif proven:
-        parts.append("by the log's own counters")
+        parts.append("counted by the server itself")
     if beside := found.get("inferred"):
         parts.append(f"the replay infers {bounds(beside.get('low'), beside.get('high'))}")
     if again := found.get("recomputed_tokens"):

@@ -1,0 +1,110 @@
+"""`logscope compare`: one workload on a real server before and after a change, and what limits a comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from logscope.cli import cli
+from logscope.comparison import compare
+from tests.conftest import SAMPLES
+from tests.logs import analysed, stats_v1, v1_start
+
+BEFORE, AFTER = SAMPLES / "v1-under-pressure.log", SAMPLES / "v1-under-pressure-12-seats.log.gz"
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["compare", *map(str, args)])
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """The document and the printed text of a real change: 48 seats, then 12."""
+    path = tmp_path_factory.mktemp("compare") / "compare.json"
+    done = run(BEFORE, AFTER, "--json", path)
+    assert done.exit_code == 0, done.output
+    return json.loads(path.read_text()), done.stdout
+
+
+def test_the_change_is_seen(real: tuple[dict[str, Any], str]) -> None:
+    document, _ = real
+    assert document["config_changed"] == {"max_num_seqs": [48, 12]}
+    assert document["before"]["verdict"] == "kv-capacity"
+    assert document["after"]["verdict"] == "seat-limit"
+    before, after = document["changed"]["e2e_s.p99"]
+    assert before == document["before"]["latency"]["e2e_s"]["p99"]
+    assert 20 < after < before < 40  # measured by the clients: 33.4 and 25.6 s
+    assert document["changed"]["preemptions"][1] < 5 < document["changed"]["preemptions"][0]
+
+
+def test_the_prediction_is_a_whatif_and_is_judged(real: tuple[dict[str, Any], str]) -> None:
+    document, _ = real
+    assert document["predicted"]["set"] == {"max_num_seqs": 12}
+    assert document["predicted"]["flag"] == "--max-num-seqs 12"
+    judged = {j["figure"]: j for j in document["judged"]}
+    assert judged["e2e_s.p99"]["right"]
+    assert judged["preemptions"]["right"]
+    assert judged["e2e_s.p99"]["predicted"] == document["predicted"]["scenario"]["e2e_s"]["p99"]
+
+
+def test_what_is_printed(real: tuple[dict[str, Any], str]) -> None:
+    _, text = real
+    for words in ("max_num_seqs: 48 to 12", "foretold", "E2E p99", "of 5 figures within a quarter"):
+        assert words in text
+
+
+def sides(folder: Path, first: list[str], second: list[str]) -> dict[str, Any]:
+    return compare(analysed(folder, first), analysed(folder, second))
+
+
+def stats(waiting: int, kv: float, prompt: float = 0.0) -> list[str]:
+    return [stats_v1(10 * i, 6, waiting, kv, prompt=prompt) for i in range(1, 6)]
+
+
+def test_the_same_log_twice(tmp_path: Path) -> None:
+    log = [*v1_start(), *stats(0, 9.0)]
+    document = sides(tmp_path, log, log)
+    assert document["config_changed"] == {}
+    assert all(a == b for a, b in document["changed"].values())
+    assert document["predicted"] is None
+    assert "nothing was to be foretold" in document["notes"][0]
+
+
+def test_a_setting_that_one_log_does_not_show_is_no_change(tmp_path: Path) -> None:
+    document = sides(tmp_path, [*v1_start(seats=8), *stats(0, 9.0)], stats(0, 9.0))
+    assert document["config_changed"] == {}
+
+
+def test_another_version_and_another_load_are_said(tmp_path: Path) -> None:
+    document = sides(
+        tmp_path,
+        [*v1_start(version="0.19.1"), *stats(0, 9.0, prompt=100.0)],
+        [*v1_start(version="0.24.0", seats=16), *stats(0, 9.0, prompt=300.0)],
+    )
+    assert document["version_changed"] == ["0.19.1", "0.24.0"]
+    assert document["config_changed"]["max_num_seqs"] == [8, 16]
+    assert any("load differs (100 and 300 prompt tokens" in note for note in document["notes"])
+    assert any("not replayed" in note for note in document["notes"])
+
+
+def test_a_side_without_an_engine(tmp_path: Path) -> None:
+    document = sides(tmp_path, ["INFO 05-09 00:49:10 [a.py:1] hello"], stats(0, 9.0))
+    assert document["changed"] == {}
+    assert "no engine" in document["notes"][0]
+
+
+def test_a_missing_side_is_a_sentence() -> None:
+    done = run(BEFORE, "nope.log", "--no-replay")
+    assert done.exit_code == 1
+    assert "nope.log" in done.output + str(done.exception)
+
+
+def test_json_to_standard_output_is_one_document() -> None:
+    done = run(BEFORE, AFTER, "--no-replay", "--json", "-")
+    document = json.loads(done.stdout)
+    assert document["judged"] == []
+    assert document["changed"]["e2e_s.p99"] == [None, None]
