@@ -45,7 +45,8 @@ _WIDEST = {"requests": 0.43, "statistics": 0.58}
 class Inference:
     """What one engine's log says of its requests. Times are seconds on the clock that starts at `observations.epoch`.
 
-    `config`: what was replayed (prefix caching only where prompts share a head, never asynchronous); `workloads`:
+    `config`: what was replayed (first come first served and one batch at a time, as no log shows priorities;
+    prefix caching only where prompts share a head); `workloads`:
     equally likely samples; `covered`: the share of the log's pressed windows that was replayed (a long log is cut to its
     worst span, its counts are extrapolated); `replays`: each under `config`; `requests_frame` and `steps_frame`: those of the first.
     """
@@ -117,7 +118,8 @@ def infer(
     rules = SketchRules.of(config)
     share = _share(seen, engines)
     lengths = length_model(seen, config.max_model_len - 1, rules, share)
-    cost = first_guess(seen, config.num_blocks * config.block_size)
+    kv_tokens, on_cpu = config.num_blocks * config.block_size, _on_cpu(facts)
+    cost = first_guess(seen, kv_tokens, on_cpu)
     plans = _plans(seen)
     report = _Progress(progress, sum(plan.particles for plan in plans))
     particles: list[Particle] = []
@@ -127,13 +129,16 @@ def infer(
         filtering = ParticleFilter(seen, rules, lengths, cost, plan, rng, share)
         found = filtering.run(report.part(plan.particles))
         if number == 0:
-            cost = refit(found, seen, config.num_blocks * config.block_size, cost)
+            cost = refit(found, seen, kv_tokens, cost, on_cpu)
             lengths = after_a_pass(lengths, _own_prompts(found))
         else:
             particles += found
             fits.append(filtering.fits)
     plain = replace(
-        config, async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0
+        config,
+        policy="fcfs",
+        async_scheduling=False,
+        enable_prefix_caching=lengths.sharing.groups > 0,
     )
     chosen = _some(particles, _replays(seen, plain))
     workloads = tuple(_workload(seen, p, plain) for p in chosen)
@@ -170,6 +175,7 @@ def predict(
     """Replay the inferred workloads under a changed configuration (see `predict_workloads`)."""
     as_inferred = replace(
         config,
+        policy="fcfs",
         async_scheduling=False,
         enable_prefix_caching=config.enable_prefix_caching
         and inference.config.enable_prefix_caching,
@@ -193,6 +199,12 @@ def _share(seen: Observations, engines: int) -> float:
     if any(a.output_tokens for a in seen.arrivals) and asked:
         return min(max(generated / asked, 0.2 / engines), 1.0)
     return 1.0 / engines
+
+
+def _on_cpu(facts: EngineFacts) -> bool:
+    """Whether the log names the CPU as the device (older releases call every cache a GPU's)."""
+    told = (facts.device, facts.more.get("device"), facts.more.get("platform"))
+    return any(str(t).lower() == "cpu" for t in told)
 
 
 def _own_prompts(particles: Sequence[Particle]) -> dict[int, float]:

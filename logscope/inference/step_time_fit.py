@@ -20,16 +20,18 @@ __all__ = ["first_guess", "refit"]
 # prefill tokens. A decoded token costs no less than a prefilled one; reading a KV token about a thousandth of it;
 # attention overtakes the rest of a prefill at several thousand tokens.
 _RATIOS = (
-    (1, 0, np.log(1 / 80), 1.2),
+    (1, 0, np.log(1 / 100), 1.1),
     (2, 1, np.log(1.8), 0.5),
     (3, 1, np.log(1e-3), 0.8),
     (4, 1, np.log(7e-5), 1.0),
 )
+# On a CPU a prefill token takes a larger part of the time in which the weights are read once: there is little to spare.
+_ON_CPU = (1, 0, np.log(1 / 28), 0.4)
 _NOISE = 0.08  # relative, of a window's time about the model
 
 
-def first_guess(seen: Observations, kv_tokens: int) -> CostFit:
-    """Costs from the windows alone. `kv_tokens`: capacity of the cache in tokens.
+def first_guess(seen: Observations, kv_tokens: int, on_cpu: bool = False) -> CostFit:
+    """Costs from the windows alone. `kv_tokens`: capacity of the cache in tokens; `on_cpu`: no GPU serves.
 
     What runs on average times a window's seconds is the time that requests spend in steps: as many steps as tokens were
     generated, each as long as the batch makes it. A window that begins and ends with a queue tells that well, an idle
@@ -38,7 +40,7 @@ def first_guess(seen: Observations, kv_tokens: int) -> CostFit:
     rows, times, spreads = _concurrency(seen, kv_tokens, with_steady=True)
     if not rows:
         rows, times, spreads = [[1.0, 0.0, 1.0, 0.0, 0.0]], [0.02], [0.04]
-    return _fit(np.array(rows), np.array(times), np.array(spreads))
+    return _fit(np.array(rows), np.array(times), np.array(spreads), on_cpu)
 
 
 def _concurrency(
@@ -76,7 +78,11 @@ def _concurrency(
 
 
 def refit(
-    particles: Sequence[Particle], seen: Observations, kv_tokens: int, before: CostFit
+    particles: Sequence[Particle],
+    seen: Observations,
+    kv_tokens: int,
+    before: CostFit,
+    on_cpu: bool = False,
 ) -> CostFit:
     """Costs from the work which the particles' engines did: in each window, busy time against steps and tokens.
 
@@ -97,7 +103,7 @@ def refit(
         spreads.append(busy * _NOISE / np.sqrt(known))
     if not rows:
         return before
-    return _fit(np.array(rows), np.array(times), np.array(spreads))
+    return _fit(np.array(rows), np.array(times), np.array(spreads), on_cpu)
 
 
 def _information(nodes: Sequence[Node], busy: float, seconds: float) -> float:
@@ -109,9 +115,10 @@ def _information(nodes: Sequence[Node], busy: float, seconds: float) -> float:
     return 0.3 * min(1.0, busy / seconds) ** 2
 
 
-def _fit(work: Floats, times: Floats, spreads: Floats) -> CostFit:
+def _fit(work: Floats, times: Floats, spreads: Floats, on_cpu: bool) -> CostFit:
     """Levenberg-Marquardt in the logarithms, robust by reweighting windows that miss by far."""
-    logs = _start(work, times)
+    ratios = (_ON_CPU, *_RATIOS[1:]) if on_cpu else _RATIOS
+    logs = _start(work, times, ratios)
     robust = np.ones(len(times))
     normal = np.eye(5)
     for turn in range(40):
@@ -122,7 +129,7 @@ def _fit(work: Floats, times: Floats, spreads: Floats) -> CostFit:
         weighted = parts / spreads[:, None] * np.sqrt(robust)[:, None]
         normal = weighted.T @ weighted
         gradient = weighted.T @ (misses * np.sqrt(robust))
-        for over, under, centre, spread in _RATIOS:
+        for over, under, centre, spread in ratios:
             miss = (centre - (logs[over] - logs[under])) / spread**2
             gradient[over] += miss
             gradient[under] -= miss
@@ -142,10 +149,10 @@ def _fit(work: Floats, times: Floats, spreads: Floats) -> CostFit:
     return CostFit(logs, covariance, error, strength)
 
 
-def _start(work: Floats, times: Floats) -> Floats:
+def _start(work: Floats, times: Floats, ratios: Sequence[tuple[int, int, float, float]]) -> Floats:
     """All ratios at their centres, the whole at the level of the times."""
     logs = np.zeros(5)
-    for over, under, centre, _spread in _RATIOS:
+    for over, under, centre, _spread in ratios:
         logs[over] = logs[under] + centre
     level = float(times.sum()) / max(float((work * np.exp(logs)).sum()), 1e-12)
     return np.asarray(logs + np.log(max(level, 1e-9)), dtype=np.float64)
