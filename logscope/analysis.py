@@ -22,7 +22,7 @@ from logscope.replaying import ReplayAnswer, try_replay
 from logscope.servers import EngineLog, engine_logs
 from logscope.verdict import RANK, pressure_of_windows, verdict_of
 
-__all__ = ["Analysis", "EngineResult", "Preemptions", "analyze"]
+__all__ = ["Analysis", "EngineResult", "Preemptions", "analyze", "engine_result", "worst_of"]
 
 Progress = Callable[[float], None]
 
@@ -90,16 +90,18 @@ def analyze(
     for index, log in enumerate(logs):
         step = _part(progress, index, len(logs))
         results.append(
-            _engine(data, log, replay=replay, with_advice=with_advice, seed=seed, progress=step)
+            engine_result(
+                data, log, replay=replay, with_advice=with_advice, seed=seed, progress=step
+            )
         )
-    return Analysis(data, tuple(results), _worst(results), seed, dict(given or {}))
+    return Analysis(data, tuple(results), worst_of(results), seed, dict(given or {}))
 
 
 def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
     return None if progress is None else lambda share: progress((index + share) / total)
 
 
-def _engine(
+def engine_result(
     data: LogFrames,
     log: EngineLog,
     *,
@@ -204,7 +206,7 @@ def _throughput(windows: pl.DataFrame | None) -> tuple[float | None, float | Non
     return mean("prompt_tps"), mean("generation_tps")
 
 
-def _worst(results: Sequence[EngineResult]) -> int | None:
+def worst_of(results: Sequence[EngineResult]) -> int | None:
     if not results:
         return None
     latest = max((r.log.facts.server, r.log.facts.run) for r in results)
