@@ -110,6 +110,7 @@ def engine_result(
     seed: int,
     progress: Progress | None,
 ) -> EngineResult:
+    """What is said of one engine; see `analyze`."""
     facts = log.facts
     warnings = log.get("preemption")
     warned = (
@@ -207,6 +208,7 @@ def _throughput(windows: pl.DataFrame | None) -> tuple[float | None, float | Non
 
 
 def worst_of(results: Sequence[EngineResult]) -> int | None:
+    """The index of the engine to look at first, None without engines."""
     if not results:
         return None
     latest = max((r.log.facts.server, r.log.facts.run) for r in results)
