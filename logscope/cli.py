@@ -26,6 +26,7 @@ _VERBS = {
     "compare": "Compare two logs, before and after a change.",
     "watch": "Follow a log as it is written and say when pressure starts.",
     "formats": "List the log formats that are known.",
+    "completion": "Print the completion script of a shell.",
 }
 
 

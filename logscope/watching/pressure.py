@@ -3,7 +3,7 @@
 Basis. In a full cache every generated token takes room that some request must give back. Those that finish give theirs back too, but
 with a queue that room goes to waiting requests at once; so about as many tokens as are generated must come from evicted requests, each
 of which gives back what it held. The mean holding is cache in use ÷ running. Measured against the counters of real servers the ratio
-(evictions × mean holding ÷ tokens generated) is 1.4 on the average of eight runs, and between 0.9 and 2.7 in each: hence the bounds.
+(evictions × mean holding ÷ tokens generated) is 1.5 over seven runs together, and between 1.1 and 2.7 in each: hence the bounds.
 It does not replace the replay of `logscope analyze`.
 """
 
