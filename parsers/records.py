@@ -30,7 +30,9 @@ from parsers.prefix import (
 )
 
 __all__ = [
+    "OPENER",
     "Assembler",
+    "PlaceKey",
     "Record",
     "RecordText",
     "glued_at",
@@ -51,12 +53,12 @@ _CLIENT_CLOSE = re.compile(
     r"params: (?:Sampling|Pooling|BeamSearch)Params\(|sampling[_ ]params: |params: None|output_token_ids: |prompt_token_ids: [^,\n]*?(?:\]|None), prompt_embeds"
 )
 # First lines of messages that vLLM prints over several lines.
-_OPENER = re.compile(
+OPENER = re.compile(
     r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in "
 )
 _MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$")
 # A record may be glued to these, and to the first line of a source (which may be the end of a cut record).
-_PROGRESS = re.compile(r"(?:\d{1,3}%\|.*|.*(?:it/s|s/it|\?it/s)[^\]]{0,40}\]\s*)$")
+_PROGRESS = re.compile(r"\d{1,3}%\||(?:it/s|s/it)[^\]]{0,40}\]\s*$")
 _ACCESS = re.compile(r"INFO: {5}\S+ - \"[A-Z]+ [^\"]*\" \d{3} ?[A-Za-z ]*$")
 
 PlaceKey = Union["tuple[str | None, str | None, str | None, str | None]", None]
@@ -224,7 +226,7 @@ class Assembler:
             return False
         if pending.ended_with_cr:
             return True
-        return not self.saw_cr and _opens_several(pending) and _OPENER.match(message) is None
+        return not self.saw_cr and _opens_several(pending) and OPENER.match(message) is None
 
     def _foreign(self, line: Line, text: str) -> Iterator[Record]:
         tags = split_tags(text)
@@ -291,7 +293,7 @@ def _opens_several(pending: Record) -> bool:
 
 def may_continue(message: str) -> bool:
     """Whether a record's first line is one that vLLM follows with more lines under the same prefix."""
-    return _OPENER.match(message) is not None or _MULTILINE.match(message) is not None
+    return OPENER.match(message) is not None or _MULTILINE.match(message) is not None
 
 
 def is_open(record: Record) -> bool:

@@ -82,7 +82,8 @@ def count_preemptions(
         value = low = 0.0
         high = min(high, 1.0) if counts.any() else 0.0
     if covered < 0.9:
-        low, high = low * covered, high + (1.0 - covered) * value
+        # what was not looked at may be quite different
+        low, high = low * (0.5 + 0.5 * covered), high * (1.5 - 0.5 * covered)
     recomputed = float(np.mean([p.engine.recomputed for p in particles])) / covered
     return Counts(
         float(round(low)),
@@ -162,10 +163,13 @@ def ledgers(replayed: Sequence[Replayed]) -> Ledgers:
         delay = (
             table.sum(axis=1) - table[:, LABELS.index("prefill")] - table[:, LABELS.index("decode")]
         )
-        p40, p60, p95 = np.percentile(delay, (40, 60, 95))
+        p40, p50, p60, p95 = np.percentile(delay, (40, 50, 60, 95))
         totals.append(table.sum(axis=0))
-        slow.append(table[delay >= p95].mean(axis=0))
-        typical.append(table[(delay >= p40) & (delay <= p60)].mean(axis=0))
+        slow.append(table[delay >= min(p95, delay.max())].mean(axis=0))
+        middle = (delay >= p40) & (delay <= p60)
+        if not middle.any():  # two requests have nobody between the 40th and the 60th percentile
+            middle = np.abs(delay - p50) <= np.abs(delay - p50).min()
+        typical.append(table[middle].mean(axis=0))
     return Ledgers(_by_label(totals), _by_label(slow), _by_label(typical))
 
 

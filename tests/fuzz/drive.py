@@ -25,6 +25,7 @@ from tests.fuzz.mutations import CHANGES, ROOT, Change, changed, seeds
 from tests.fuzz.whole import check_log
 
 LIMIT_S = 60
+SLOW_S = 10
 LIMIT_BYTES = 4 << 30
 OUT = ROOT / "out" / "fuzz"
 _NAMES = sorted(CHANGES)
@@ -89,7 +90,11 @@ def _by_chance(minutes: float, seed: int, replay_share: float) -> int:
             replay = chance.random() < replay_share
             at = time.process_time()
             kind = _run(lines, Path(folder), replay=replay)
-            slowest = max(slowest, time.process_time() - at)
+            took = time.process_time() - at
+            if took > max(SLOW_S, slowest):
+                print(f"{cases + 1}: {took:.0f} s of CPU time ({name} replay={replay})", flush=True)
+                _keep(f"slow: {took:.0f} s\n{name} replay={replay}", lines, changes, cases + 1)
+            slowest = max(slowest, took)
             cases += 1
             if kind is not None:
                 short = kind.split(" at ")[0] + kind.split(" at ")[-1][:80]
