@@ -36,8 +36,8 @@ from reference_engine.workload import Request
 __all__ = ["Inference", "infer", "predict"]
 
 _SECONDS = 2.6  # of one core, about, for all passes
-_MOST_ARRIVALS = 12_000
-_MOST_WINDOWS = 1_500
+_MOST_ARRIVALS = 8_000
+_MOST_WINDOWS = 1_000
 _WIDEST = {"requests": 0.43, "statistics": 0.58}
 
 

@@ -115,26 +115,54 @@ def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Obse
     return Observations(clock.epoch, tuple(windows), tuple(arrivals), level, end)
 
 
-def _rows(frame: pl.DataFrame | None) -> list[Row]:
-    return [] if frame is None else frame.sort("order").rows(named=True)
+_PLACE = ("order", "line", "time", "outer_time", "at", "variant")
+_STATS = (
+    "running",
+    "waiting",
+    "swapped",
+    "aggregated",
+    "prompt_throughput",
+    "generation_throughput",
+    "gpu_kv_cache_usage_pct",
+    "prefix_cache_hit_rate_pct",
+)
+_REQUEST = (
+    "request_id",
+    "request_ids",
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "num_prompt_token_ids",
+    "prompt_chars",
+)
+_ACCESS = ("method", "path", "status")
+
+
+def _rows(
+    frame: pl.DataFrame | None, columns: Sequence[str], variants: Sequence[str] = ()
+) -> list[Row]:
+    """Rows in the order of the log; only what is needed, as a day's log has hundreds of thousands."""
+    if frame is None:
+        return []
+    if variants:
+        frame = frame.filter(pl.col("variant").is_in(variants))
+    return frame.select(*_PLACE, *columns).sort("order").rows(named=True)
 
 
 def _stats_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
-    return [
+    rows = [
         row
-        for row in _rows(frames.get("stats"))
-        if row["running"] is not None and row["at"] is not None and not row.get("aggregated")
-    ] or [
-        row
-        for row in _rows(frames.get("stats"))
+        for row in _rows(frames.get("stats"), _STATS)
         if row["running"] is not None and row["at"] is not None
     ]
+    return [row for row in rows if not row["aggregated"]] or rows
 
 
 def _received_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
-    rows = _rows(frames.get("request"))
     for variant in ("received", "added"):
-        found = [r for r in rows if r["variant"] == variant and r["at"] is not None]
+        rows = _rows(frames.get("request"), _REQUEST, (variant,))
+        found = [r for r in rows if r["at"] is not None]
         if found:
             return found
     return []
@@ -144,9 +172,8 @@ def _access_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
     """Answered calls of an endpoint that generates."""
     return [
         row
-        for row in _rows(frames.get("http"))
-        if row["variant"] == "access"
-        and row["method"] == "POST"
+        for row in _rows(frames.get("http"), _ACCESS, ("access",))
+        if row["method"] == "POST"
         and row["status"] == 200
         and (row["path"] or "").partition("?")[0].rstrip("/").rpartition("/")[2] in _ENDPOINTS
     ]
@@ -155,9 +182,7 @@ def _access_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
 def _probe_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
     """Health checks and scrapes: where they are regular, they are a clock."""
     return [
-        row
-        for row in _rows(frames.get("http"))
-        if row["variant"] == "access" and row["method"] == "GET"
+        row for row in _rows(frames.get("http"), _ACCESS, ("access",)) if row["method"] == "GET"
     ]
 
 
@@ -276,8 +301,8 @@ def _with_aborts(
 ) -> list[Arrival]:
     """Note when a client went away; ids of the engine carry a suffix that the front end's lack."""
     times: dict[str, float] = {}
-    for row in _rows(frames.get("request")):
-        if row["variant"] in ("aborted", "req_aborted") and row["at"] is not None:
+    for row in _rows(frames.get("request"), _REQUEST, ("aborted", "req_aborted")):
+        if row["at"] is not None:
             mark = clock.mark(row)
             for name in [row["request_id"], *(row["request_ids"] or [])]:
                 if name:
