@@ -12,6 +12,7 @@ import polars as pl
 from logscope.finding import Evidence
 from logscope.reading import events_in
 from logscope.times import Span
+from parsers.columnar import read_frames
 from parsers.events import Coverage, Event
 from parsers.frames import FrameBuilder
 from parsers.reader import Keep
@@ -38,9 +39,21 @@ def read_log(sources: Sequence[Any], span: Span, *, year: int | None = None) -> 
     coverage = Coverage()
     builder = FrameBuilder()
     found = LogFrames({}, coverage)
-    events = events_in(sources, coverage, Span(), year=year, keep=Keep(exceptions=True))
-    for event in events if span.is_open else _within(events, span):
-        _take(found, builder, event)
+    keep = Keep(exceptions=True)
+    if span.is_open:
+        read_frames(
+            sources,
+            coverage,
+            builder,
+            year=year,
+            keep=keep,
+            take=lambda event: _take(found, builder, event),
+            evidence=lambda source, line, text: found.texts.update({(source, line): text}),
+        )
+    else:
+        events = events_in(sources, coverage, Span(), year=year, keep=keep)
+        for event in _within(events, span):
+            _take(found, builder, event)
     found.frames = builder.frames()
     return found
 

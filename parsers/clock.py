@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import numpy as np
+from numpy.typing import NDArray
+
 from parsers.prefix import Stamp
 
-__all__ = ["RecordClock", "from_epoch_us"]
+__all__ = ["RecordClock", "Stamps", "from_epoch_us", "to_epoch_us"]
+
+Stamps = NDArray[np.int64]
+"""Stamps as rows: month, day, hour, minute, second (`parsers.prefix.Stamp`), each in its range."""
 
 BACKWARDS_S = 2
 
@@ -14,6 +20,12 @@ BACKWARDS_S = 2
 def from_epoch_us(microseconds: int) -> datetime:
     """UTC microseconds since the epoch as an aware datetime."""
     return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=microseconds)
+
+
+def to_epoch_us(moment: datetime) -> int:
+    """A local time as microseconds since the epoch, as if it were UTC."""
+    since = moment - datetime(1970, 1, 1)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 class RecordClock:
@@ -49,6 +61,35 @@ class RecordClock:
         self._last = moment
         return moment
 
+    def resolve_all(self, stamps: Stamps) -> NDArray[np.int64] | None:
+        """What `resolve` gives for each of `stamps`, as microseconds since the epoch.
+
+        None, with nothing changed, where one of them is no date.
+        """
+        if not len(stamps):
+            return np.empty(0, np.int64)
+        months = stamps[:, 0]
+        last = self._last
+        if last is None:
+            first = _date(self._year_of((*map(int, stamps[0]),), None), (*map(int, stamps[0]),))  # type: ignore[arg-type]
+            if first is None:
+                return None
+            year, steps = first.year, np.diff(months, prepend=months[:1])
+        else:
+            year, steps = last.year, np.diff(months, prepend=last.month)
+        years = year + np.cumsum((steps < -6).astype(np.int64) - (steps > 6))
+        starts = _month_starts(years, months)
+        if (stamps[:, 1] > _month_starts(years, months + 1) - starts).any():
+            return None
+        clock = (stamps[:, 2] * 60 + stamps[:, 3]) * 60 + np.minimum(stamps[:, 4], 59)
+        seconds = (starts + stamps[:, 1] - 1) * 86_400 + clock
+        self.backwards += int((np.diff(seconds) <= -BACKWARDS_S).sum())
+        epoch = datetime(1970, 1, 1)
+        self.note(epoch + timedelta(seconds=int(seconds[0])))
+        self._last = epoch + timedelta(seconds=int(seconds[-1]))
+        self._year = self._last.year
+        return seconds * 1_000_000
+
     def _year_of(self, stamp: Stamp, outer_us: int | None) -> int:
         if outer_us is not None and not self._fixed:
             outer = from_epoch_us(outer_us).replace(tzinfo=None)
@@ -77,3 +118,13 @@ def _date(year: int, stamp: Stamp) -> datetime | None:
         return datetime(year, stamp[0], stamp[1], stamp[2], stamp[3], min(stamp[4], 59))
     except ValueError:
         return None
+
+
+def _month_starts(years: NDArray[np.int64], months: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Days since the epoch of the months' first days; month 13 is the next year's January."""
+    return (
+        ((years - 1970) * 12 + months - 1)
+        .astype("datetime64[M]")
+        .astype("datetime64[D]")
+        .astype(np.int64)
+    )

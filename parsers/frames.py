@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import polars as pl
 
 from parsers import families
-from parsers.clock import from_epoch_us
+from parsers.clock import from_epoch_us, to_epoch_us
 from parsers.events import Event
 
-__all__ = ["COMMON", "FrameBuilder", "frames_of"]
+__all__ = ["COMMON", "FrameBuilder", "columns_of", "fields_frame", "frames_of"]
 
 COMMON: dict[str, pl.DataType] = {
     "order": pl.Int64(),
@@ -69,16 +69,36 @@ class FrameBuilder:
             self._done.setdefault(event.family, []).append(_frame(event.family, rows))
             self._rows[event.family] = []
 
+    def last_us(self, server: int, source: str) -> int | None:
+        """The time (microseconds since the epoch) of the last event that had one."""
+        last = self._last.get((server, source))
+        return None if last is None else to_epoch_us(last)
+
+    def number(self, count: int, server: int, source: str, last_us: int | None) -> int:
+        """Number `count` events that come as a frame, the last time among them is `last_us`; gives the first's `order`."""
+        if last_us is not None:
+            self._last[server, source] = from_epoch_us(last_us).replace(tzinfo=None)
+        order = self._order
+        self._order += count
+        return order
+
+    def add_frame(self, family: str, frame: pl.DataFrame) -> None:
+        """Take numbered events of a family, in the columns of `columns_of`; later than any frame before."""
+        done = self._done.setdefault(family, [])
+        if rows := self._rows.pop(family, None):
+            done.append(_frame(family, rows))
+            if rows[-1]["order"] > frame["order"][0]:
+                frame = pl.concat((done.pop(), frame)).sort("order")
+        done.append(frame)
+
     def frames(self) -> dict[str, pl.DataFrame]:
         """One frame a family that had an event; columns: `COMMON`, the family's schema, and `extra` (fields that the schema lacks, as JSON)."""
-        out = {}
-        for family in {**self._done, **self._rows}:
-            parts = [*self._done.get(family, [])]
-            if rows := self._rows.get(family):
-                parts.append(_frame(family, rows))
-            if parts:
-                out[family] = pl.concat(parts) if len(parts) > 1 else parts[0]
-        return out
+        parts = self._done
+        for family, rows in self._rows.items():
+            if rows:
+                parts.setdefault(family, []).append(_frame(family, rows))
+        self._done, self._rows = {}, {}
+        return {f: pl.concat(p) if len(p) > 1 else p[0] for f, p in parts.items() if p}
 
 
 def frames_of(events: Iterable[Event]) -> dict[str, pl.DataFrame]:
@@ -118,25 +138,37 @@ def _row(event: Event, order: int, at: datetime | None) -> dict[str, Any]:
     }
 
 
-def _frame(family: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
+def columns_of(family: str) -> dict[str, pl.DataType]:
+    """The columns of a family's frame: `COMMON`, its schema, `extra`."""
     schema = families.schema(family)
-    columns: dict[str, list[Any]] = {name: [] for name in (*COMMON, *schema, "extra")}
-    for row in rows:
-        fields = row["fields"]
-        for name in COMMON:
-            columns[name].append(row[name])
-        rest = {k: v for k, v in fields.items() if k not in schema or k in COMMON}
-        for name, dtype in schema.items():
-            if name not in COMMON:
-                value, fits = _fit(fields.get(name), dtype)
-                columns[name].append(value)
-                if not fits:
-                    rest[name] = fields[name]
-        columns["extra"].append(json.dumps(rest, default=str, ensure_ascii=False) if rest else None)
-    types = {**{k: v for k, v in schema.items() if k not in COMMON}, **COMMON, "extra": pl.String()}
-    return pl.DataFrame(
-        {k: pl.Series(k, v, dtype=types[k], strict=False) for k, v in columns.items()}
-    )
+    own = {name: dtype for name, dtype in schema.items() if name not in COMMON}
+    return {**COMMON, **own, "extra": pl.String()}
+
+
+def fields_frame(family: str, fields: Sequence[dict[str, Any]]) -> pl.DataFrame:
+    """The fields of a family's matches as columns of its schema, and `extra`; one row each."""
+    schema = families.schema(family)
+    own = [(name, dtype) for name, dtype in schema.items() if name not in COMMON]
+    columns: dict[str, list[Any]] = {name: [] for name, _ in own}
+    extra: list[str | None] = []
+    for row in fields:
+        rest = {k: v for k, v in row.items() if k not in schema or k in COMMON}
+        for name, dtype in own:
+            value, fits = _fit(row.get(name), dtype)
+            columns[name].append(value)
+            if not fits:
+                rest[name] = row[name]
+        extra.append(json.dumps(rest, default=str, ensure_ascii=False) if rest else None)
+    built = [pl.Series(name, columns[name], dtype=dtype, strict=False) for name, dtype in own]
+    return pl.DataFrame([*built, pl.Series("extra", extra, dtype=pl.String())])
+
+
+def _frame(family: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    common = [
+        pl.Series(name, [row[name] for row in rows], dtype=dtype, strict=False)
+        for name, dtype in COMMON.items()
+    ]
+    return pl.DataFrame(common).hstack(fields_frame(family, [row["fields"] for row in rows]))
 
 
 def _fit(value: Any, dtype: pl.DataType) -> tuple[Any, bool]:

@@ -22,6 +22,7 @@ __all__ = [
     "Keep",
     "LogSource",
     "SourceReader",
+    "hide_text",
     "read_events",
     "read_lines",
     "readers",
@@ -254,7 +255,7 @@ class SourceReader:
         self.coverage.events += 1
         fields = dict(found.fields)
         if not self.keep.prompts and found.prompt_fields:
-            _hide(fields, found.prompt_fields)
+            hide_text(fields, found.prompt_fields)
         place = self.sessions.place(self.group, record, found.family, found.variant, fields)
         outer, header = record.outer, record.header
         return Event(
@@ -346,7 +347,8 @@ def _says(found: families.Match) -> int:
     return 1 + sum(v is not None and k in known for k, v in found.fields.items())
 
 
-def _hide(fields: dict[str, Any], names: frozenset[str]) -> None:
+def hide_text(fields: dict[str, Any], names: frozenset[str]) -> None:
+    """Leave the length of each of the named texts, in characters, in its place."""
     for name in names:
         value = fields.pop(name, None)
         if isinstance(value, str):

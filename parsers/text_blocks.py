@@ -137,7 +137,7 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
 
 def _without_holes(block: bytes) -> bytes:
     """Without runs of NULs, which a file has where it was truncated under its writer."""
-    return _HOLE.sub(b"", block) if b"\0\0\0\0" in block else block
+    return _HOLE.sub(b"", block) if b"\0" in block else block
 
 
 def _clean(data: bytes, loss: Loss, limit: int) -> bytes:

@@ -1,0 +1,299 @@
+"""From sources to frames: blocks in bulk, and line by line where a block holds what columns cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from parsers.columnar.column import Mask, is_available, lines_of, rows_of
+from parsers.columnar.messages import Said, messages_of
+from parsers.columnar.structure import Structure, mark_tails, structure_of
+from parsers.events import Coverage, Event
+from parsers.frames import FrameBuilder, columns_of
+from parsers.lines import Line
+from parsers.prefix import parse_header
+from parsers.reader import (
+    KEEP_EVENTS,
+    MAX_TEXT,
+    WARNING_LEVELS,
+    Keep,
+    LogSource,
+    SourceReader,
+    readers,
+)
+from parsers.records import Assembler, PlaceKey, Record, is_open, place_of
+from parsers.text_blocks import TextBlock
+
+__all__ = ["Evidence", "read_frames"]
+
+BLOCK = 1 << 23
+_FEWEST = 16  # shorter stretches are read line by line
+_CHUNK = 256
+_NEVER = np.iinfo(np.int64).min  # NaT, which Polars takes for null
+
+Evidence = Callable[[str, int, str], None]
+"""Takes source, line and text of a statistics line."""
+
+
+def read_frames(
+    sources: Sequence[LogSource],
+    coverage: Coverage,
+    builder: FrameBuilder,
+    *,
+    year: int | None = None,
+    keep: Keep = KEEP_EVENTS,
+    take: Callable[[Event], None] | None = None,
+    evidence: Evidence | None = None,
+) -> None:
+    """Read `sources` into `builder`; `coverage` is filled as by `parsers.reader.read_events`.
+
+    `take` gets the events that are read one by one in the builder's stead, and may hand them on to it; `evidence` gets the
+    texts of the statistics lines that are not.
+    """
+    bulk = is_available() and not keep.other and not keep.prompts
+    for source, reader in readers(sources, coverage, year=year, keep=keep):
+        pieces = getattr(source, "pieces", None)
+        if pieces is None or not bulk:
+            for event in reader.read(source.lines()):
+                (take or builder.add)(event)
+        else:
+            chars = source.size is None
+            _SourceInBulk(reader, builder, take or builder.add, evidence, chars).read(pieces())
+
+
+class _SourceInBulk:
+    """Reads one source; `reader` keeps clock, servers and counts for both ways of reading."""
+
+    def __init__(
+        self,
+        reader: SourceReader,
+        builder: FrameBuilder,
+        take: Callable[[Event], None],
+        evidence: Evidence | None,
+        chars: bool,
+    ) -> None:
+        self.reader, self.builder, self.take, self.evidence = reader, builder, take, evidence
+        self.chars = chars
+        self.assemblers: dict[PlaceKey, Assembler] = {None: Assembler()}
+        self.bare = self.assemblers[None]
+
+    def read(self, pieces: Iterator[TextBlock | list[Line]]) -> None:
+        for piece in _gathered(pieces):
+            if isinstance(piece, TextBlock) and piece.worn is None:
+                self._block(piece)
+            else:
+                for line in piece.lines() if isinstance(piece, TextBlock) else piece:
+                    self._feed(line)
+        for assembler in self.assemblers.values():
+            self._records(assembler.end())
+
+    # -- line by line --------------------------------------------------------------------------------
+
+    def _feed(self, line: Line) -> None:
+        self.reader.count(line)
+        key = place_of(line.outer)
+        assembler = self.assemblers.get(key)
+        if assembler is None:
+            assembler = self.assemblers[key] = Assembler()
+        self._records(assembler.feed(line))
+
+    def _records(self, records: Iterator[Record]) -> None:
+        for record in records:
+            for event in self.reader.events(record):
+                self.take(event)
+
+    def _is_done(self, text: str, *, header: bool) -> bool:
+        """Whether no line from `text` on belongs to what has been read line by line."""
+        pending = self.bare.pending
+        if self.bare.first or self.bare.held:
+            return False
+        if pending is None:
+            return True
+        if is_open(pending):
+            return False
+        if not header:  # an access line after an access line
+            return len(self.assemblers) == 1
+        prefix = parse_header(text)
+        return prefix is not None and not self.bare.continues(
+            pending, prefix, text[prefix.start :], None
+        )
+
+    # -- in bulk -------------------------------------------------------------------------------------
+
+    def _block(self, block: TextBlock) -> None:
+        lines = lines_of(block)
+        found = structure_of(lines)
+        said = messages_of(found)
+        mark_tails(found, said.request)
+        stretch = _Stretch(self, block.number, found, said)
+        begins = ~found.bad & found.header
+        begins[1:] |= ~found.bad[1:] & found.reached[1:] & found.reached[:-1]
+        ready = np.flatnonzero(begins & _long_enough(found.bad))
+        stops = np.flatnonzero(found.bad)
+        at, count = 0, len(lines)
+        chunk: list[str] = []
+        start = 0
+        while at < count:
+            if not start <= at < start + len(chunk):
+                chunk, start = lines.slice(at, _CHUNK).to_list(), at
+            if self._may_begin(at, chunk[at - start], found, ready):
+                self._records(self.bare.end())
+                place = np.searchsorted(stops, at)
+                end = int(stops[place]) if place < len(stops) else count
+                if stretch.read(at, end):
+                    at = end
+                    continue
+            self._feed(Line(block.number + at, chunk[at - start]))
+            at += 1
+        stretch.hand_over()
+
+    def _may_begin(self, at: int, text: str, found: Structure, ready: NDArray[np.int64]) -> bool:
+        if found.bad[at]:
+            return False
+        clean = self.bare.pending is None and not self.bare.held and not self.bare.first
+        if at == 0 and clean:
+            return True
+        place = np.searchsorted(ready, at)
+        if place >= len(ready) or ready[place] != at:
+            return False
+        return self._is_done(text, header=bool(found.header[at]))
+
+
+def _long_enough(bad: Mask) -> Mask:
+    """The lines after which no bad one comes too soon."""
+    count = len(bad)
+    places = np.where(bad, np.arange(count), count)
+    following = np.minimum.accumulate(places[::-1])[::-1]
+    return np.asarray(following - np.arange(count) >= _FEWEST)
+
+
+def _gathered(pieces: Iterator[TextBlock | list[Line]]) -> Iterator[TextBlock | list[Line]]:
+    """Successive plain blocks as one."""
+    held: list[TextBlock] = []
+    size = 0
+    for piece in pieces:
+        plain = isinstance(piece, TextBlock) and piece.worn is None
+        if isinstance(piece, TextBlock) and plain:
+            held.append(piece)
+            size += len(piece.data)
+        if held and (not plain or size >= BLOCK):
+            yield TextBlock(held[0].number, b"".join(block.data for block in held))
+            held, size = [], 0
+        if not plain:
+            yield piece
+    if held:
+        yield TextBlock(held[0].number, b"".join(block.data for block in held))
+
+
+class _Stretch:
+    """The stretches of one block that are read in bulk: each line's time and place, and at the end the frames."""
+
+    def __init__(self, source: _SourceInBulk, number: int, found: Structure, said: Said) -> None:
+        count = len(found.lines)
+        self.source, self.first, self.found, self.said = source, number, found, said
+        self.taken = np.zeros(count, np.bool_)
+        self.time = np.full(count, _NEVER)
+        self.at = np.full(count, _NEVER)
+        self.order = np.zeros(count, np.int64)
+        self.server = np.zeros(count, np.int32)
+        self.run = np.zeros(count, np.int32)
+        self.serving = np.zeros(count, np.bool_)
+        for family in ("request", "stats", "iteration"):
+            for table in said.tables.get(family, ()):
+                self.serving[rows_of(table)] = True
+        self.warning = np.zeros(count, np.bool_)
+        warnings = found.records.filter(pl.col("level").is_in(WARNING_LEVELS))
+        self.warning[rows_of(warnings)] = True
+        self.warning &= said.other
+        self.widths = found.lines.str.len_chars().to_numpy() if source.chars else None
+
+    def read(self, start: int, end: int) -> bool:
+        """Take the lines from `start` to before `end`; False, with nothing done, where a stamp is no date."""
+        reader, builder = self.source.reader, self.source.builder
+        part = slice(start, end)
+        header, event = self.found.header[part], self.said.event[part]
+        times = reader.clock.resolve_all(self.found.stamps[part][header])
+        if times is None:
+            return False
+        self.time[part][header] = times
+        self._count(part, header, event)
+        self.taken[part] = True
+        events = int(event.sum())
+        if not events:
+            return True
+        family = "stats" if self.serving[part].any() else "http"
+        place = reader.sessions.place(reader.group, Record([]), family, "", {})
+        self.server[part], self.run[part] = place.server, place.run
+        timed = np.where(header & event, np.arange(len(header)), -1)
+        before = np.maximum.accumulate(timed)
+        last = builder.last_us(place.server, reader.name)
+        self.at[part] = np.where(
+            before >= 0, self.time[part][np.maximum(before, 0)], _NEVER if last is None else last
+        )
+        newest = int(self.at[part][-1])
+        first = builder.number(
+            events, place.server, reader.name, None if newest == _NEVER else newest
+        )
+        self.order[part] = first + np.cumsum(event) - 1
+        return True
+
+    def _count(self, part: slice, header: Mask, event: Mask) -> None:
+        reader = self.source.reader
+        coverage = reader.coverage
+        records = int(header.sum())
+        coverage.lines += len(header)
+        coverage.vllm_records += records
+        coverage.events += int(event.sum())
+        coverage.other_records += int((header & ~event).sum())
+        coverage.foreign_lines += int((~header & ~event).sum())
+        if self.widths is not None:
+            reader.chars += int(self.widths[part].sum()) + len(header)
+        for row in np.flatnonzero(self.warning[part]) + part.start:
+            message = self.found.records.filter(pl.col("row") == row)["message"].item()
+            reader.note_warning(self.first + int(row), message)
+
+    def hand_over(self) -> None:
+        """Give the frames to the builder, and the texts of statistics lines to who asked for them."""
+        for family, tables in self.said.tables.items():
+            table = (
+                pl.concat(tables, how="diagonal_relaxed").sort("row")
+                if len(tables) > 1
+                else tables[0]
+            )
+            rows = rows_of(table)
+            kept = self.taken[rows]
+            if not kept.any():
+                continue
+            if not kept.all():
+                table, rows = table.filter(pl.Series(kept)), rows[kept]
+            self.source.builder.add_frame(family, self._frame(family, table, rows))
+        evidence = self.source.evidence
+        if evidence is None:
+            return
+        for table in self.said.texts:
+            for row, text in zip(table["row"], table["message"], strict=True):
+                if self.taken[row]:
+                    evidence(self.source.reader.name, self.first + row, text[:MAX_TEXT])
+
+    def _frame(self, family: str, table: pl.DataFrame, rows: NDArray[np.int64]) -> pl.DataFrame:
+        table = table.with_columns(
+            pl.Series("order", self.order[rows]),
+            pl.Series("line", rows + self.first),
+            _times("time", self.time[rows]),
+            _times("at", self.at[rows]),
+            pl.Series("server", self.server[rows]),
+            pl.Series("run", self.run[rows]),
+            source=pl.lit(self.source.reader.name),
+            repeated=pl.lit(1),
+        )
+        return table.select(
+            (pl.col(name) if name in table.columns else pl.lit(None, dtype).alias(name)).cast(dtype)
+            for name, dtype in columns_of(family).items()
+        )
+
+
+def _times(name: str, values: NDArray[np.int64]) -> pl.Series:
+    return pl.Series(name, values.view("datetime64[us]"), dtype=pl.Datetime("us"))

@@ -1,0 +1,135 @@
+"""Which lines of a block are records of one line, access lines or foreign, and which need the readers of single lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from parsers.clock import Stamps
+from parsers.columnar.column import WORD, Mask, extracted, rows_of
+from parsers.families import ANCHORS
+from parsers.prefix import LEVELS
+from parsers.records import MAX_TAIL, OPENER
+
+__all__ = ["Structure", "is_odd", "mark_tails", "structure_of"]
+
+_TAG = r"(?:\((?P<process>[A-Za-z_][0-9A-Za-z_]{0,60})(?: rank=[0-9]{1,4})? pid=(?P<pid>[0-9]{1,9})\) )?"
+_FILE = r"[A-Za-z_][0-9A-Za-z_./-]*"
+# (APIServer pid=1) INFO 05-09 00:49:33 [loggers.py:259] text
+_HEADER = (
+    rf"^(?P<head>{_TAG}(?P<level>{'|'.join(LEVELS)}) "
+    r"(?P<stamp>(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01]) (?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)) "
+    rf"(?:\[(?P<origin>{_FILE}:[0-9]{{1,6}})\]|(?P<origin_old>{_FILE}\.py:[0-9]{{1,6}})\]?) )."
+)
+_LONGEST_HEAD = 200
+# (APIServer pid=1) INFO:     10.20.0.5:51324 - "POST /v1/chat/completions HTTP/1.1" 200 OK
+_ACCESS = (
+    rf'^(?P<head>{_TAG}INFO:     )(?P<client>[0-9A-Fa-f.:\[\]]+) - "(?P<method>[A-Z]+) (?P<path>{WORD}+) '
+    r'HTTP/[0-9.]+" (?P<status>[0-9]{3})(?: [A-Za-z -]*)?$'
+)
+# Without one of these a text holds no record's prefix.
+_LEVEL_WORDS = [f"{level} " for level in LEVELS]
+# Without one of these a line without prefix is no exception's last line, and none of another engine's.
+_TELLING_WORDS = [
+    *("Error", "Exception", "Interrupt", "Exit"),
+    *("#running-req: ", "#queue-req: ", "#new-token: ", "Retract requests", "text_generation_"),
+    *("slot ", "srv ", "[TensorRT-LLM]", "[TRT-LLM]", "lmdeploy - "),
+]
+# Control characters, colour codes (also damaged ones), Ray's mark of folded repetitions.
+_ODD = r"[\x00-\x08\x0a-\x1f]|\^\[\[|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m|x across cluster\]"
+# The first line of several (`parsers.records.may_continue`).
+_OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})"
+
+
+@dataclass(slots=True)
+class Structure:
+    """A block's lines by kind; masks have one place a line.
+
+    `records` are the lines with a prefix (`row`, its parts, `message`), `access` the access lines; `stamps` has a row for
+    each line, zeros where it has no prefix. `bad` lines are left to the readers of single lines.
+    """
+
+    lines: pl.Series
+    records: pl.DataFrame
+    access: pl.DataFrame
+    stamps: Stamps
+    header: Mask
+    reached: Mask
+    blank: Mask
+    bad: Mask
+
+
+def structure_of(lines: pl.Series) -> Structure:
+    """Look at each line's beginning, and at all of a line that begins like none known."""
+    count = len(lines)
+    frame = lines.to_frame("line").with_row_index("row")
+    likely = pl.col("line").str.contains(r"^(?:\([^()]*\) )?INFO:     ")
+    access = extracted(frame.filter(likely), "line", _ACCESS, must="head")
+    reached = np.zeros(count, np.bool_)
+    reached[rows_of(access)] = True
+    rest = frame.filter(pl.Series(~reached))
+    records = extracted(rest, "line", _HEADER, must="head").filter(
+        pl.col("head").str.len_bytes() <= _LONGEST_HEAD
+    )
+    header = np.zeros(count, np.bool_)
+    rows = rows_of(records)
+    header[rows] = True
+    stamps = np.zeros((count, 5), np.int64)
+    stamps[rows] = _stamps(records["stamp"])
+    records = records.select(
+        "row",
+        "process",
+        pl.col("pid").cast(pl.Int64()),
+        "level",
+        pl.coalesce("origin", "origin_old").alias("origin"),
+        pl.col("line").str.slice(pl.col("head").str.len_bytes()).alias("message"),
+    )
+    bad = np.zeros(count, np.bool_)
+    blank = np.zeros(count, np.bool_)
+    foreign = frame.filter(pl.Series(~(reached | header)))
+    if len(foreign):
+        text = pl.col("line")
+        words = pl.Series([*_LEVEL_WORDS, *_TELLING_WORDS, *ANCHORS]).implode()
+        looked = foreign.select(
+            "row",
+            odd=text.str.contains_any(words) | text.str.contains(_ODD) | text.str.starts_with("("),
+            blank=text.str.contains(r"^\s*$"),
+        )
+        bad[rows_of(looked.filter("odd"))] = True
+        blank[rows_of(looked.filter("blank"))] = True
+    return Structure(lines, records, access, stamps, header, reached, blank, bad)
+
+
+def _stamps(texts: pl.Series) -> Stamps:
+    """`05-09 00:49:33` as numbers; all of them have the same places."""
+    joined = texts.str.join("").item() if len(texts) else ""
+    digits = np.frombuffer((joined or "").encode(), np.uint8).reshape(-1, 14).astype(np.int64) - 48
+    tens = digits[:, (0, 3, 6, 9, 12)]
+    return tens * 10 + digits[:, (1, 4, 7, 10, 13)]
+
+
+def is_odd(message: pl.Expr) -> pl.Expr:
+    """Whether a record's text may be other than it seems: coloured, folded, two records, the first line of several."""
+    words = pl.Series(_LEVEL_WORDS).implode()
+    return (
+        message.str.contains_any(words) | message.str.contains(_ODD) | message.str.contains(_OPENS)
+    )
+
+
+def mark_tails(found: Structure, requests: Mask) -> None:
+    """Mark as bad the records that a line without prefix may complete, with all that follows them to such a line.
+
+    `requests` are the lines of the family `request`, which no line after them completes.
+    """
+    count = len(found.header)
+    places = np.arange(count)
+    record = np.maximum.accumulate(np.where(found.header, places, -1))
+    breaks = np.maximum.accumulate(np.where(found.reached | found.blank, places, -1))
+    follows = ~(found.header | found.reached | found.blank) & (record >= 0) & (breaks < record)
+    follows &= (places - record <= MAX_TAIL) & ~requests[np.maximum(record, 0)]
+    found.bad[follows] = True
+    found.bad[record[follows]] = True
+    if count and record[-1] >= 0 and count - 1 - record[-1] <= MAX_TAIL:
+        found.bad[record[-1] :] = True  # what follows stands in the next block
