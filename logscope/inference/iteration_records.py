@@ -241,6 +241,7 @@ class _Writer:
         if history.finished is not None:
             record.status = "aborted" if history.aborted else "finished"
             record.end = int(self.end[history.finished])
+            _balance(record)
         return record
 
     def _spans(self, record: RequestRecord, history: History, prompt: int) -> None:
@@ -286,6 +287,14 @@ class _Writer:
                     found[gap] = found.get(gap, 0) + 1
                 before = int(self.end[span.last])
         return found
+
+
+def _balance(record: RequestRecord) -> None:
+    """Lines out of order may leave a gap or an overlap between spans: the largest part of the ledger takes it."""
+    if record.end is not None:
+        off = record.end - record.arrival - sum(record.ledger)
+        largest = record.ledger.index(max(record.ledger))
+        record.ledger[largest] += off
 
 
 def stalled_steps(begin: Ints, end: Ints, predicted: Floats) -> npt.NDArray[np.bool_]:

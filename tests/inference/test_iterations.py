@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -235,6 +236,27 @@ def test_aborted_requests_leave(read: Read) -> None:
     line = "(APIServer pid=7) INFO 11-29 10:00:07 [async_llm.py:700] Aborted request(s) cmpl-r0039,cmpl-unknown.\n"
     found = account(read(text + line))
     assert found.preemptions == (0, 0, 0)
+
+
+@pytest.mark.parametrize("damage", ["half the lines are lost", "no order", "false numbers"])
+def test_a_damaged_log_still_adds_up(damage: str, read: Read) -> None:
+    text, _ = write_log(workload(30, 4.0, seed=14), config())
+    chance = random.Random(1)
+    lines = text.splitlines(True)
+    head, body = lines[:2], lines[2:]
+    if damage == "half the lines are lost":
+        body = [line for line in body if chance.random() < 0.5]
+    elif damage == "no order":
+        chance.shuffle(body)
+    else:
+        body = [
+            re.sub(r"Iteration\(\d+", lambda _: f"Iteration({chance.randint(0, 10**9)}", x)
+            for x in body
+        ]
+        body = [re.sub(r"usage: [\d.]+%", "usage: 250.0%", x) for x in body]
+    for record in account(read("".join([*head, *body]))).result.records:
+        assert record.end is None or sum(record.ledger) == record.end - record.arrival
+        assert min(record.ledger) >= 0
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 3])
