@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 __all__ = ["fitted_ticks"]
@@ -74,13 +73,14 @@ def _limits(
 
 
 def _beat(numbers: Sequence[int], middles: Sequence[float]) -> float:
-    """The time between two calls: the median slope over far pairs, the round figure where that is as good."""
-    half = len(numbers) // 2
-    slopes = [
-        (middles[i + half] - middles[i]) / (numbers[i + half] - numbers[i])
-        for i in range(len(numbers) - half)
-    ]
-    slope = median(slopes)
+    """The time between two calls: the slope of a straight line, the round figure where that is as good."""
+    count = len(numbers)
+    mean_number, mean_middle = sum(numbers) / count, sum(middles) / count
+    square = sum((n - mean_number) ** 2 for n in numbers)
+    product = sum(
+        (n - mean_number) * (m - mean_middle) for n, m in zip(numbers, middles, strict=True)
+    )
+    slope = product / square
     spread = (numbers[-1] - numbers[0]) or 1
     round_one = round(slope * 2) / 2
     return round_one if abs(slope - round_one) * spread < 1.5 and round_one > 0 else slope

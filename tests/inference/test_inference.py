@@ -167,7 +167,7 @@ def test_outputs_under_a_large_limit_are_inferred_from_the_totals(tmp_path: Path
 
 
 def test_nothing_to_replay_is_no_inference(pressed: Served, tmp_path: Path) -> None:
-    kept = [line for line in pressed.text.splitlines(keepends=True)]
+    kept = pressed.text.splitlines(keepends=True)
     without_requests = [x for x in kept if "Received" not in x and "POST" not in x]
     without_statistics = [x for x in kept if "Avg prompt" not in x]
     for name, lines in (("a", without_requests), ("b", without_statistics), ("c", [])):
