@@ -44,12 +44,16 @@ def _fit(orders: list[int], known: Sequence[tuple[int, float, float]]) -> list[t
     inside = [i for i in range(len(orders)) if math.isfinite(lows[i]) and math.isfinite(highs[i])]
     if len(inside) < _ENOUGH:
         return []
-    period = _beat(inside, [(lows[i] + highs[i]) / 2 for i in inside])
-    if period <= 0:
-        return []
-    base, hits = _base([(lows[i] - period * i, highs[i] - period * i) for i in inside])
+    slope = _slope(inside, [(lows[i] + highs[i]) / 2 for i in inside])
+    best, hits, period = 0.0, 0, 0.0
+    # people configure round figures; where that explains as much, the slope is only noise about it
+    for beat in (max(0.5, round(slope * 2) / 2), slope):
+        base, found = _base([(lows[i] - beat * i, highs[i] - beat * i) for i in inside])
+        if found > hits:
+            best, hits, period = base, found, beat
     if hits < _KEEPING * len(inside):
         return []
+    base = best
     return [
         (order, base + period * i)
         for i, order in enumerate(orders)
@@ -72,18 +76,15 @@ def _limits(
     return [earliest[c] for c in cuts], [latest[c] for c in cuts]
 
 
-def _beat(numbers: Sequence[int], middles: Sequence[float]) -> float:
-    """The time between two calls: the slope of a straight line, the round figure where that is as good."""
+def _slope(numbers: Sequence[int], middles: Sequence[float]) -> float:
+    """The time between two calls: the slope of a straight line."""
     count = len(numbers)
     mean_number, mean_middle = sum(numbers) / count, sum(middles) / count
     square = sum((n - mean_number) ** 2 for n in numbers)
     product = sum(
         (n - mean_number) * (m - mean_middle) for n, m in zip(numbers, middles, strict=True)
     )
-    slope = product / square
-    spread = (numbers[-1] - numbers[0]) or 1
-    round_one = round(slope * 2) / 2
-    return round_one if abs(slope - round_one) * spread < 1.5 and round_one > 0 else slope
+    return product / square
 
 
 def _base(limits: Sequence[tuple[float, float]]) -> tuple[float, int]:
