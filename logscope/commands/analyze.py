@@ -89,6 +89,19 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
     metavar="FILE",
     help="A second witness: a result of vLLM bench serve or guidellm, or a CSV (sent,first_token,finished).",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Read and replay in so many processes; the answer is the same.",
+)
+@click.option(
+    "--on",
+    type=click.Choice(["ray"]),
+    help="Read and replay on a Ray cluster that runs; its nodes must see the same files.",
+)
 @unit_option
 @reading_options
 @display_options
@@ -108,6 +121,8 @@ def command(
     fail_on: str | None,
     metrics: tuple[str, ...],
     latencies: str | None,
+    jobs: int,
+    on: str | None,
     units: tuple[str, ...],
     since: Moment | None,
     until: Moment | None,
@@ -127,8 +142,8 @@ def command(
       journalctl -u vllm -o json | logscope analyze -
       logscope analyze --unit vllm --since today
       logscope analyze server.log --metrics http://localhost:8000/metrics
+      logscope analyze 'logs/**/*.log.zst' --jobs 8
     """
-    from logscope.analysis import analyze
     from logscope.analysis_files import (
         frames_of_report,
         write_frames,
@@ -138,7 +153,8 @@ def command(
     from logscope.analysis_json import analysis_document
     from logscope.configuration import SettingError, parse_settings
     from logscope.events_json import to_json
-    from logscope.log_frames import read_log
+    from logscope.fleets.executors import executor_for
+    from logscope.fleets.running import analyze_on, read_on
     from logscope.reading import check_something_read, partly_read, problems
     from logscope.terminal.progress import progress_bar
     from logscope.witness.latencies import read_latencies
@@ -152,13 +168,16 @@ def command(
     counters = read_metrics(metrics) if metrics else None
     span = Span(since, until, timezone)
     opened = open_sources(sources, timezone=timezone, units=units, span=span)
-    data = read_log(opened, span, year=year)
-    if not quiet:
-        for problem in problems(data.coverage):
-            click.echo(f"logscope: {problem}", err=True)
-    check_something_read(data.coverage)
-    with progress_bar(quiet=quiet, color=color) as progress:
-        found = analyze(data, given=given, replay=not no_replay, seed=seed, progress=progress)
+    with executor_for(jobs, on) as executor:
+        data = read_on(executor, opened, span, year=year)
+        if not quiet:
+            for problem in problems(data.coverage):
+                click.echo(f"logscope: {problem}", err=True)
+        check_something_read(data.coverage)
+        with progress_bar(quiet=quiet, color=color) as progress:
+            found = analyze_on(
+                executor, data, given=given, replay=not no_replay, seed=seed, progress=progress
+            )
     if clients is not None or counters is not None:
         from logscope.witness.attach import witnessed
 

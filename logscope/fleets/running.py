@@ -1,0 +1,39 @@
+"""Reading and analysing on an executor; in this process alone nothing is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from logscope.analysis import Analysis, analyze
+from logscope.fleets.analysing import analyze_fleet
+from logscope.fleets.executors import Executor, Serial
+from logscope.fleets.reading import read_fleet
+from logscope.log_frames import LogFrames, read_log
+from logscope.times import Span
+
+__all__ = ["analyze_on", "read_on"]
+
+
+def read_on(
+    executor: Executor, sources: Sequence[Any], span: Span, *, year: int | None = None
+) -> LogFrames:
+    """Read `sources`, the streams in parallel where `executor` has several places to run."""
+    if isinstance(executor, Serial):
+        return read_log(sources, span, year=year)
+    return read_fleet(sources, span, executor, year=year)
+
+
+def analyze_on(
+    executor: Executor,
+    data: LogFrames,
+    *,
+    given: Mapping[str, Any] | None,
+    replay: bool,
+    seed: int,
+    progress: Callable[[float], None] | None,
+) -> Analysis:
+    """Analyse `data`, the engines in parallel where `executor` has several places to run."""
+    if isinstance(executor, Serial) or not replay:
+        return analyze(data, given=given, replay=replay, seed=seed, progress=progress)
+    return analyze_fleet(data, executor, given=given, replay=replay, seed=seed, progress=progress)
