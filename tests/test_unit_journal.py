@@ -108,6 +108,7 @@ def test_a_unit_is_analysed(journal: Path) -> None:
 def test_with_since_the_last_start_before_it_is_read_and_no_more(journal: Path) -> None:
     day = (START + timedelta(days=2)).date().isoformat()
     done = logscope("analyze", "--unit", "vllm", "--since", day, "--no-replay", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, b"")
     document = json.loads(done.stdout)
     [engine] = document["engines"]
     assert engine["config"]["max_num_seqs"] == 8
