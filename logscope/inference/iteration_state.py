@@ -44,12 +44,13 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests that were prefilled together: tokens of all, members, and those of them that are known."""
+    """Requests that were prefilled together: tokens of all, members, those of them that are known, and whether that is rough."""
 
     tokens: int = 0
     members: int = 0
     known_tokens: int = 0
     known: int = 0
+    rough: bool = False
 
     @property
     def share(self) -> float:
@@ -119,20 +120,23 @@ class State:
         if live.group < 0:
             return float(live.tokens), not live.before_log
         group = self.groups[live.group]
-        return group.share, group.members - group.known <= 1
+        return group.share, group.members - group.known <= 1 and not group.rough
 
-    def learn(self, live: Live, prompt: int) -> Live:
-        """A request's prompt length came to light."""
+    def learn(self, live: Live, prompt: int, exact: bool = False) -> Live:
+        """A request's prompt length came to light, exactly or to within a block or so."""
         if live.known is None and live.group >= 0:
             group = self.groups[live.group]
             self.groups[live.group] = replace(
-                group, known_tokens=group.known_tokens + prompt, known=group.known + 1
+                group,
+                known_tokens=group.known_tokens + prompt,
+                known=group.known + 1,
+                rough=group.rough or not exact,
             )
         return replace(live, known=prompt)
 
-    def share(self, step: int, members: list[int], tokens: int) -> None:
-        """The prompts at these places of the running list were given `tokens` together in a step."""
-        if len(members) == 1 and self.running[members[0]].group < 0:
+    def share(self, step: int, members: list[int], tokens: int, rough: bool = False) -> None:
+        """The prompts at these places of the running list were given `tokens` (or about so many) together in a step."""
+        if len(members) == 1 and self.running[members[0]].group < 0 and not rough:
             place = members[0]
             live = self.running[place]
             self.running[place] = replace(live, tokens=live.tokens + tokens)
@@ -147,8 +151,9 @@ class State:
                 total.members + gone.members,
                 total.known_tokens + gone.known_tokens,
                 total.known + gone.known,
+                total.rough or gone.rough,
             )
-        total = replace(total, tokens=total.tokens + tokens)
+        total = replace(total, tokens=total.tokens + tokens, rough=total.rough or rough)
         for i in members:
             live = self.running[i]
             if live.group < 0:

@@ -296,15 +296,19 @@ class _Search:
         view = self.accounts
         prompts = [i for i, r in enumerate(state.running) if r.phase == "prefill"]
         resumed = [i for i, r in enumerate(state.running) if r.phase == "recompute"]
-        tokens = view.ct[k]
+        tokens, rough = view.ct[k], False
         if self.rules.resumed_as_context:
             resumed = [i for i in resumed if state.running[i].start == k]
             alone = not prompts and len(resumed) == 1
             for i in resumed:
                 live = state.running[i]
                 if alone and live.start == k and self._whole(k) and not state.prompt(live)[1]:
-                    state.running[i] = live = state.learn(live, max(1, tokens - live.out))
-                tokens -= round(state.prompt(live)[0]) + live.out
+                    state.running[i] = live = state.learn(
+                        live, max(1, tokens - live.out), exact=True
+                    )
+                prompt, sure = state.prompt(live)
+                tokens -= round(prompt) + live.out
+                rough |= not sure or self.rules.caching
         elif resumed and view.excess[k]:
             state.resumed = ((k, tuple(state.running[i].number for i in resumed)), state.resumed)
             alone = len(resumed) == 1 and state.running[resumed[0]].start == k
@@ -312,9 +316,9 @@ class _Search:
                 live = state.running[resumed[0]]
                 if not state.prompt(live)[1]:
                     prompt = max(1, view.excess[k] - live.out + 1)
-                    state.running[resumed[0]] = state.learn(live, prompt)
+                    state.running[resumed[0]] = state.learn(live, prompt, exact=True)
         if prompts:
-            state.share(k, prompts, max(tokens, len(prompts)))
+            state.share(k, prompts, max(tokens, len(prompts)), rough)
 
     def _whole(self, k: int) -> bool:
         """Nothing cut the recomputations of a step, and no cache spared one."""
