@@ -25,6 +25,7 @@ Ids = npt.NDArray[np.int64]
 _LOOK_EVERY = 12  # proposals between two looks at how much the speed matters
 _MEMORY = 0.93  # of a window's speed in the next one
 _FORGETTING = 0.9  # of the tokens owed, from window to window
+_LONGEST_STEP = 8.0  # seconds that a long prompt may have been under way when a window ends
 _IN_FLIGHT = 0.3  # chance that the last arrivals of a window are not in any finished step
 
 
@@ -108,7 +109,8 @@ class WindowFit:
 class _Draft:
     """A proposal in the making: lengths of the requests that no step has touched yet, arrival times of the new ones.
 
-    `before`: tokens generated and credited when the window began. `here`: which of them come to this engine; `stretched`: by how much latent outputs were lengthened (log).
+    `before`: tokens generated and credited when the window began. `here`: which of them come to this engine; `stretched`: by how much latent outputs were lengthened (log);
+    `hidden`: what a late long prompt costs in likelihood, 0 where none was supposed.
     """
 
     untouched: Ids
@@ -123,6 +125,7 @@ class _Draft:
     stall_from: int = 0
     stall_end: float | None = None
     stretched: float = 0.0
+    hidden: float = 0.0
     before: tuple[int, int] = (0, 0)
     tried: list[tuple[float, float]] = field(default_factory=list)
 
@@ -233,7 +236,7 @@ class ParticleFilter:
                 log_weight -= 0.25 * ((draft.speed - belief[0]) / max(belief[1], 0.05)) ** 2
             else:
                 log_weight -= 4.0
-            log_weight -= self._strain(draft, redraws)
+            log_weight -= self._strain(draft, redraws) + min(draft.hidden, 8.0)
             if best is None or log_weight > best.log_weight:
                 best = self._outcome(particle, k, draft, engine, log_weight)
             turn += 1
@@ -437,6 +440,9 @@ class ParticleFilter:
             return changed
         if draft.stall_end is not None:
             return self._move_stall(window, draft, generated, wanted) or changed
+        lots = generated > wanted + max(20.0, 0.05 * wanted)
+        if lots and window.waiting == 0 and self._hide_late(window, draft):
+            return True
         step = _speed_step(draft.tried, wanted)
         limit = 3.0 * belief[1]
         lacking = math.log(max(generated, 1.0) / max(wanted, 1.0))
@@ -445,6 +451,30 @@ class ParticleFilter:
             return True
         speed = draft.speed + min(max(step, -0.4), 0.4)
         draft.speed = min(max(speed, belief[0] - limit), belief[0] + limit)
+        return True
+
+    def _hide_late(self, window: Window, draft: _Draft) -> bool:
+        """Explain too few tokens by a long prompt whose step is under way at the end: whoever came after it waits."""
+        if draft.hidden or float(self.rng.random()) < 0.5:
+            return False
+        new = np.arange(draft.queued, len(draft.untouched))
+        left = window.end - draft.times
+        late = new[draft.here[new] & (left > 0) & (left < _LONGEST_STEP)]
+        late = late[self.lengths.prompts[draft.untouched[late]] <= 0]
+        if not len(late):
+            return False
+        chosen = int(self.rng.choice(late))
+        cost = draft.cost.scaled(math.exp(draft.speed))
+        least = _prompt_of(cost, float(left[chosen - draft.queued]))
+        if least >= self.lengths.longest:
+            return False
+        drawn = least * math.exp(abs(0.3 * float(self.rng.standard_normal())))
+        draft.own = draft.own.copy()
+        draft.own[chosen] = min(max(round(drawn), 1), self.lengths.longest)
+        who = draft.untouched[chosen]
+        away = math.log(draft.own[chosen]) - float(self.lengths.mean_log[who])
+        draft.hidden = 0.5 * (away / float(self.lengths.sd_log[who])) ** 2 + 0.5
+        draft.tried = []
         return True
 
     def _stall(
@@ -596,6 +626,15 @@ class ParticleFilter:
             known=-1.0,
         )
         return Particle(engine, particle.cost, speed, node)
+
+
+def _prompt_of(cost: StepCost, seconds: float) -> float:
+    """Prompt tokens whose prefill takes so long."""
+    base, linear, _decode, _kv, square = cost.coefficients
+    rest = max(0.0, seconds / cost.scale - base)
+    if square <= 0:
+        return rest / linear
+    return (math.sqrt(linear * linear + 4 * square * rest) - linear) / (2 * square)
 
 
 def _with_owed(window: Window, owed: float) -> Window:

@@ -25,8 +25,9 @@ _RATIOS = (
     (3, 1, np.log(1e-3), 0.8),
     (4, 1, np.log(7e-5), 1.0),
 )
-# On a CPU a prefill token takes a larger part of the time in which the weights are read once: there is little to spare.
-_ON_CPU = (1, 0, np.log(1 / 28), 0.4)
+# On a CPU a prefill token takes a larger part of the time in which the weights are read once, as there is little
+# arithmetic to spare; models are small there, so that attention over the prompt weighs more.
+_ON_CPU = ((1, 0, np.log(1 / 28), 0.4), *_RATIOS[1:3], (4, 1, np.log(2e-4), 1.0))
 _NOISE = 0.08  # relative, of a window's time about the model
 
 
@@ -117,7 +118,7 @@ def _information(nodes: Sequence[Node], busy: float, seconds: float) -> float:
 
 def _fit(work: Floats, times: Floats, spreads: Floats, on_cpu: bool) -> CostFit:
     """Levenberg-Marquardt in the logarithms, robust by reweighting windows that miss by far."""
-    ratios = (_ON_CPU, *_RATIOS[1:]) if on_cpu else _RATIOS
+    ratios = _ON_CPU if on_cpu else _RATIOS
     logs = _start(work, times, ratios)
     robust = np.ones(len(times))
     normal = np.eye(5)
