@@ -49,35 +49,40 @@ class Advice:
 
 
 def advise(
-    facts: EngineFacts, tried: Sequence[Candidate], predict: Predict
+    facts: EngineFacts, tried: Sequence[Candidate], predict: Predict, screen: Predict | None = None
 ) -> tuple[list[Advice], list[Mapping[str, Any]]]:
     """Replay the candidates and keep those that help, the best value of each setting; also every free replay's figures.
+
+    `screen` (default: `predict`) is a cheaper replay that chooses the value of each setting; what it keeps is replayed with `predict`.
 
     A change helps where the E2E or TTFT p99 falls by 5 % (and a quarter of a second) at no loss of more than a tenth in the other, nor in
     throughput. Free changes come first, then by the gain in both tails.
     """
-    baseline = predict(None)
-    found: dict[tuple[str, ...], Advice] = {}
+    screen = screen or predict
+    first = screen(None)
+    best: dict[tuple[str, ...], tuple[float, Candidate, Scenario]] = {}
     free: list[Mapping[str, Any]] = []
     for candidate in tried:
         try:
             scenario = scenario_of(facts, candidate.changes)
         except SettingError:
             continue
-        after = predict(scenario)
+        after = screen(scenario)
         if candidate.cost == "free":
             free.append(after)
-        gain = _gain(baseline, after)
-        if gain is None:
-            continue
-        advice = Advice(
-            candidate, flag_text(facts, candidate.changes), baseline, after, gain, scenario.notes
-        )
+        gain = _gain(first, after)
         key = tuple(candidate.changes)
-        if key not in found or gain > found[key].score:
-            found[key] = advice
-    ordered = sorted(found.values(), key=lambda a: (a.candidate.cost != "free", -a.score))
-    return ordered, free
+        if gain is not None and (key not in best or gain > best[key][0]):
+            best[key] = (gain, candidate, scenario)
+    baseline = predict(None)
+    found = []
+    for _, candidate, scenario in best.values():
+        after = predict(scenario)
+        gain = _gain(baseline, after)
+        if gain is not None:
+            flag = flag_text(facts, candidate.changes)
+            found.append(Advice(candidate, flag, baseline, after, gain, scenario.notes))
+    return sorted(found, key=lambda a: (a.candidate.cost != "free", -a.score)), free
 
 
 def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:

@@ -29,7 +29,10 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """Everything that is said of one engine; `latency` is what a second witness measured, in place of the replay's."""
+    """Everything that is said of one engine; `latency` is what a second witness measured, in place of the replay's.
+
+    `declined` are the features for which a replay that was asked for was not made.
+    """
 
     log: EngineLog
     context: Context
@@ -42,6 +45,7 @@ class EngineResult:
     prompt_tps: float | None = None
     generation_tps: float | None = None
     latency: Mapping[str, Any] | None = None
+    declined: tuple[str, ...] = ()
 
     @property
     def windows(self) -> pl.DataFrame | None:
@@ -122,7 +126,8 @@ def engine_result(
     )
     findings = find_all(context)
     answer, failure = None, None
-    if replay and context.served:
+    declined = facts.declined if replay and context.served else ()
+    if replay and context.served and not declined:
         answer, failure = try_replay(log, context, seed=seed, progress=progress)
     if failure is not None:
         findings.append(
@@ -161,6 +166,7 @@ def engine_result(
         tuple(advice),
         prompt,
         generation,
+        declined=declined,
     )
 
 
@@ -172,8 +178,9 @@ def _advise(
         return [], replay_findings(context, answer, None, [])
     out_of_memory = any(f.id == "runtime-oom" for f in findings)
     tried = candidates(context, verdict, out_of_memory=out_of_memory)
-    advice, free = advise(context.log.facts, tried, answer.predict)
-    return advice, replay_findings(context, answer, answer.predict(None), free)
+    advice, free = advise(context.log.facts, tried, answer.predict, answer.screen)
+    now = (answer.screen or answer.predict)(None)
+    return advice, replay_findings(context, answer, now, free)
 
 
 def _merged(findings: Sequence[Finding], replayed: Sequence[Finding]) -> list[Finding]:

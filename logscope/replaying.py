@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +20,7 @@ from logscope.logged_preemptions import Stretch
 from logscope.scenario import Scenario
 from logscope.servers import EngineLog
 from logscope.spikes import Spike, find_spikes
+from logscope.unsupported import widened
 from reference_engine.config import EngineConfig
 from reference_engine.workload import Request
 
@@ -28,7 +29,11 @@ __all__ = ["FAIR_FIT", "Predict", "ReplayAnswer", "replay_engine", "try_replay"]
 FAIR_FIT = 0.5
 """Mean fit of the observed series from which a replay may decide the verdict."""
 
+FAIR_FIT_IN_PART = 0.7
+"""The same where the replay models the server in part."""
+
 REPEATS = 3
+SCREENED = 3  # advice is tried on every third of the sampled workloads before it is on all
 
 Predict = Callable[["Scenario | None"], Mapping[str, Any]]
 """Replays a scenario (None: as it is) and gives the keys of `whatif --json`."""
@@ -62,6 +67,7 @@ class ReplayAnswer:
     last_arrival_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     drawn: DrawnReplay | None = None
+    screen: Predict | None = None
     sample: Workload | None = None
     config: EngineConfig | None = None
 
@@ -69,7 +75,8 @@ class ReplayAnswer:
     def fair(self) -> bool:
         """Whether the replay meets what was observed well enough to decide."""
         known = [v for v in self.fit.values() if v is not None]
-        return bool(known) and sum(known) / len(known) >= FAIR_FIT
+        needed = FAIR_FIT_IN_PART if self.unsupported else FAIR_FIT
+        return bool(known) and sum(known) / len(known) >= needed
 
     @property
     def p99_e2e(self) -> float | None:
@@ -156,7 +163,7 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
 def _from_particles(
     log: EngineLog, context: Context, seed: int, progress: Callable[[float], None] | None
 ) -> ReplayAnswer | None:
-    from logscope.inference import infer
+    from logscope.inference import Inference, infer
     from logscope.inference import predict as predict_under
 
     engines = log.engines_in_run
@@ -164,11 +171,16 @@ def _from_particles(
     if found is None:
         return None
 
-    def predict(scenario: Scenario | None) -> Mapping[str, Any]:
+    few = replace(found, workloads=found.workloads[::SCREENED], replays=found.replays[::SCREENED])
+
+    def screen(scenario: Scenario | None) -> Mapping[str, Any]:
+        return predict(scenario, few)
+
+    def predict(scenario: Scenario | None, of: Inference = found) -> Mapping[str, Any]:
         if scenario is None:
-            return found.baseline().as_dict()
+            return of.baseline().as_dict()
         return predict_under(
-            found,
+            of,
             scenario.config,
             arrival_scale=scenario.arrival_scale,
             replicas=scenario.replicas,
@@ -195,6 +207,7 @@ def _from_particles(
             step.base_s, step.per_prefill_token_s, step.per_decode_s, step.per_kv_token_s, None
         ),
         predict=predict,
+        screen=screen,
         origin=found.observations.epoch,
         requests_frame=found.requests_frame,
         steps_frame=found.steps_frame,
@@ -207,6 +220,8 @@ def _from_particles(
 
 
 def _answer(log: EngineLog, context: Context, **parts: Any) -> ReplayAnswer:
+    if log.facts.unsupported:
+        parts["preemptions"] = widened(*parts["preemptions"])
     requests: pl.DataFrame = parts["requests_frame"]
     origin: datetime = parts["origin"]
     latency = {**parts.pop("latency"), "basis": "inferred"}
