@@ -12,14 +12,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from parsers.envelopes import Clock, Unwrapper
+from parsers.events import Coverage
 from parsers.lines import Line
 from parsers.text_blocks import MAX_LINE
 
-__all__ = ["POLL_S", "Wait", "follow_file", "live_lines", "read_pipe"]
+__all__ = ["POLL_S", "Wait", "follow_file", "live_lines", "needed", "read_pipe"]
 
 POLL_S = 0.25
 BLOCK = 1 << 18
 _MARK = 64
+_SHORT = 400
+# Lines of which a busy server prints many, and which tell nothing that is watched: a single request's steps and access lines.
+_PASSED_OVER = (" Added request ", " Iteration(", ' HTTP/1.1" 200', ' HTTP/1.0" 200')
 
 Wait = Callable[[float], None]
 
@@ -145,3 +149,15 @@ def live_lines(
 def _texts(data: bytes) -> list[str]:
     # As elsewhere, a carriage return before the line feed is dropped.
     return [t.rstrip("\r") for t in data.decode("utf-8", "replace").lstrip("\0").split("\n")]
+
+
+def needed(lines: Iterator[Line | None], coverage: Coverage) -> Iterator[Line | None]:
+    """The lines without those that the watch has no use for; they are counted as lines and as records all the same."""
+    for line in lines:
+        if line is not None and len(line.text) < _SHORT and line.record is None:
+            text = line.text
+            if any(word in text for word in _PASSED_OVER):
+                coverage.lines += 1
+                coverage.vllm_records += text[:1] == "(" or text.startswith("INFO ")
+                continue
+        yield line

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from logscope.watching.follow import follow_file, live_lines, read_pipe
+from logscope.watching.follow import follow_file, live_lines, needed, read_pipe
+from parsers.events import Coverage
+from parsers.lines import Line
 
 Step = Callable[[Path], object]
 
@@ -117,3 +119,21 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 def test_an_envelope_is_taken_off() -> None:
     text = b'{"log":"INFO 05-09 00:49:10 [a.py:1] hello\\n","stream":"stderr","time":"2026-05-09T00:49:10Z"}\n'
     assert chunked(text) == ["INFO 05-09 00:49:10 [a.py:1] hello"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("(APIServer pid=1) INFO 11-29 23:56:46 [async_llm.py:578] Added request cmpl-1.", False),
+        ("(EngineCore pid=2) INFO 11-29 23:56:46 [core.py:1] Iteration(10): 1 context", False),
+        ('INFO:     127.0.0.1:34408 - "POST /v1/completions HTTP/1.1" 200 OK', False),
+        ('INFO:     127.0.0.1:34408 - "POST /v1/completions HTTP/1.1" 500 Error', True),
+        ("INFO 11-29 23:56:46 [a.py:1] Received request 1: prompt: 'x " + "y" * 500, True),
+        ("INFO 11-29 23:56:46 [loggers.py:259] Engine 000: Running: 1 reqs", True),
+    ],
+)
+def test_lines_that_tell_nothing_are_passed_over_but_counted(text: str, kept: bool) -> None:
+    coverage = Coverage()
+    found = list(needed(iter([None, Line(1, text)]), coverage))
+    assert found == [None, Line(1, text)][: 2 if kept else 1]
+    assert coverage.lines == (0 if kept else 1)
