@@ -41,7 +41,7 @@ _HEADER = re.compile(
 # VLLM_LOGGING_PREFIX: any text; only "[node-a] " or one word are accepted, or prose that quotes a log would be a record.
 _USER_PREFIX = re.compile(r"(?:\[[^\]\s][^\]]{0,60}\] ?|[^\s\"'()\[\]{}]{1,60}[|>:] ?)")
 _REPEATED = re.compile(
-    r" ?\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$"
+    r"\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$"
 )
 _GLUED = re.compile(
     r"(?:\([A-Za-z_][^()\s]{0,80}(?: rank=\d+)? pid=\d{1,9}\) )?"
@@ -139,8 +139,9 @@ def split_repeated(message: str) -> tuple[str, int]:
     """Take Ray's `[repeated Nx across cluster]` off the end; the count is 1 where it is absent."""
     if "x across cluster]" not in message:
         return message, 1
-    match = _REPEATED.search(message)
-    return (message[: match.start()], int(match["count"])) if match else (message, 1)
+    at = message.rfind("[repeated ")
+    match = _REPEATED.match(message, at) if at >= 0 else None
+    return (message[:at].removesuffix(" "), int(match["count"])) if match else (message, 1)
 
 
 def find_glued(text: str, start: int) -> int:

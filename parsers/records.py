@@ -50,7 +50,7 @@ MAX_MESSAGE_LINES = 2_000
 # Messages that print what a client sent, and the text after which they are the server's own again.
 _CLIENT_OPEN = re.compile(r"(?:Received request |Generated response |Request \S{1,200} details: )")
 _CLIENT_CLOSE = re.compile(
-    r"params: (?:Sampling|Pooling|BeamSearch)Params\(|sampling[_ ]params: |params: None|output_token_ids: |prompt_token_ids: [^,\n]*?(?:\]|None), prompt_embeds"
+    r"params: (?:Sampling|Pooling|BeamSearch)Params\(|sampling[_ ]params: |params: None|output_token_ids: |prompt_token_ids: [^,\n]{0,40}?(?:\]|None), prompt_embeds"
 )
 # First lines of messages that vLLM prints over several lines.
 OPENER = re.compile(

@@ -15,7 +15,7 @@ __all__ = ["read_json"]
 _KEY = re.compile(
     r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\[(?P<word>[^\]]*)\]|\{(?P<labels>[^}]*)\})?$"
 )
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
+_LABEL = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]{0,199})="([^"]*)"')
 _TIMES = ("ts", "time", "timestamp")
 
 

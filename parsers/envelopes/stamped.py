@@ -26,7 +26,7 @@ _VIEWER = re.compile(
 _LOGCLI = re.compile(
     rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)', re.A
 )
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.A)
+_LABEL = re.compile(r'(?<!\w)(\w{1,100})="((?:[^"\\]|\\.)*)"', re.A)
 # 2026-05-08T17:47:03.906000+00:00 vllm/vllm/0123abcd INFO ...   (aws logs tail)
 _STREAM = re.compile(
     rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ", re.A

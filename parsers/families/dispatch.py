@@ -47,7 +47,7 @@ _ENGINE = regex.compile(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)
 # "ValueError: ", "torch.cuda.OutOfMemoryError: ", "vllm.v1.engine.exceptions.EngineDeadError: "
 _RAISED = regex.compile(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
 _CLASS_ENDS = ("Error", "Exception")
-_UVICORN_LEVEL = re.compile(r"\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+")
+_UVICORN_LEVEL = re.compile(r"\A\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+")
 _FLOATING_CHARS = 2000
 _TRACEBACK = "Traceback (most recent call last)"
 _MAX_ERROR_CHARS = 500

@@ -1,0 +1,81 @@
+"""Every pattern of the project takes linear time: a line of a megabyte made to stop it takes no longer than others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.fuzz.attacks import Used, attacks, used_patterns
+
+MEGABYTE = 1 << 20
+SMALL = 2048
+LIMIT_S = 1.0
+"""CPU seconds for a megabyte. A linear pattern takes hundredths; a quadratic one passes this at 16 to 64 kB."""
+
+
+def cost(used: Used, head: str, pump: str, size: int) -> float:
+    """CPU seconds over `head` and `size` characters of `pump`, which then come to nothing."""
+    text = head + pump * max(1, size // len(pump)) + "\0\n"
+    given = text.encode("utf-8", "replace") if isinstance(used.pattern.pattern, bytes) else text
+    run: Callable[[], object] = (
+        (lambda: sum(1 for _ in used.pattern.finditer(given)))
+        if used.searched
+        else (lambda: used.pattern.match(given))
+    )
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def slowest(used: Used) -> tuple[float, int, str, str]:
+    """The cost of the attack that is the worst on small texts, at a megabyte or at the size where it passed the limit."""
+    ranked = sorted(
+        ((cost(used, h, p, SMALL), h, p) for h, p in attacks(used.pattern)), reverse=True
+    )
+    _, head, pump = ranked[0]
+    size = SMALL
+    while True:
+        size *= 8
+        took = cost(used, head, pump, size)
+        if took > LIMIT_S:  # a busy machine is no evidence
+            took = min(took, cost(used, head, pump, size))
+        if took > LIMIT_S or size >= MEGABYTE:
+            return took, size, head, pump
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_megabyte_of_anything_costs_linear_time(part: int) -> None:
+    for used in used_patterns()[part::8]:
+        took, size, head, pump = slowest(used)
+        assert took <= LIMIT_S, (
+            f"{used.place}: {took:.1f} s for {size} characters of {pump!r} after {head!r}"
+        )
+
+
+def test_the_test_finds_what_it_looks_for() -> None:
+    import re
+
+    for pattern, searched in (
+        (r"(a+)+$", False),
+        (r"\s*x", True),
+        (r"a[^b]*c", True),
+        (r"\d+=", True),
+    ):
+        hostile = Used("here", re.compile(pattern), searched)
+        worst = max(
+            cost(hostile, h, p, 24 if "+)+" in pattern else 16_384)
+            for h, p in attacks(hostile.pattern)
+        )
+        assert worst > 0.1, pattern
+
+
+def test_all_patterns_are_found() -> None:
+    places = {used.place for used in used_patterns()}
+    assert {
+        "parsers.prefix._HEADER",
+        "parsers.records._CLIENT_CLOSE",
+        "logscope.harmless._PROMPT",
+    } <= places
+    assert sum("/" in place for place in places) > 100, "the templates of the formats"
