@@ -109,12 +109,12 @@ def test_replays_are_the_particles_own_runs(from_requests: Inference) -> None:
 
 
 def test_a_change_is_predicted(from_requests: Inference) -> None:
-    """Twice the blocks on the real engine, against the prediction from the log before."""
-    after = PlainReplay(with_blocks(500), STEP_TIME, keep_steps=False)
+    """Four tenths more blocks on the real engine, against the prediction from the log before."""
+    after = PlainReplay(with_blocks(350), STEP_TIME, keep_steps=False)
     after.run(PRESSED)
     truth = Served("", after.all_records(), after.preemptions)
-    told = predict(from_requests, with_blocks(500))
-    assert told.preemptions <= truth.preemptions + 8
+    told = predict(from_requests, with_blocks(350))
+    assert abs(told.preemptions - truth.preemptions) <= 12
     assert close(told.ttft_s["p99"], truth.percentile("first_token", 99), 0.35)
     assert close(told.e2e_s["p99"], truth.percentile("end", 99), 0.2)
     before = from_requests.baseline()
@@ -130,14 +130,12 @@ def test_load_and_replicas_go_the_expected_way(from_requests: Inference) -> None
     assert halves.preemptions < before.preemptions
 
 
-def test_same_seed_same_answer_and_another_seed_another(
-    pressed: Served, from_requests: Inference, tmp_path: Path
-) -> None:
-    again = inferred(pressed, tmp_path)
-    assert again.latency == from_requests.latency
-    assert again.preemptions == from_requests.preemptions
-    other = inferred(pressed, tmp_path, seed=1)
-    assert other.latency != from_requests.latency
+def test_same_seed_same_answer_and_another_seed_another(tmp_path: Path) -> None:
+    served = serve(with_blocks(100), burst(20, seed=2, rate=2.0))
+    first, again, other = (inferred(served, tmp_path, seed) for seed in (0, 0, 1))
+    assert again.latency == first.latency
+    assert again.preemptions == first.preemptions
+    assert other.latency != first.latency
 
 
 def test_a_calm_server_has_no_preemption_and_its_speed_is_known(tmp_path: Path) -> None:
