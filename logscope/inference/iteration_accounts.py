@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -15,6 +16,7 @@ from logscope.inference.iteration_state import State
 __all__ = ["MARGIN", "Account", "Accounts"]
 
 MARGIN = 6.0  # of cost over the cheapest, within which an account stays in the race
+_FEW = 12  # requests of which every pair is looked at
 _HOPELESS = 9.0
 _CHOICES = 5  # ways to say who it was, for one way to say how many
 
@@ -242,6 +244,20 @@ class Accounts(Costs):
         else:
             yield from self._fitting(state, base, extra, free, freed, doubt)
 
+    def _sets(
+        self, able: list[int], held: list[tuple[int, bool, float]], extra: int, freed: float
+    ) -> Iterator[tuple[int, ...]]:
+        """Who may have ended together: all sets, or of many requests those pairs whose blocks come near."""
+        if extra < 2 or len(able) <= _FEW:
+            yield from combinations(able, extra)
+            return
+        order = sorted(able, key=lambda i: held[i][0])
+        blocks = [held[i][0] for i in order]
+        for place, one in enumerate(order):
+            near = bisect_left(blocks, freed - blocks[place])
+            for other in order[max(place + 1, near - 1) : max(place + 1, near + 2)]:
+                yield tuple(sorted((one, other)))
+
     def _fitting(
         self, state: State, base: Account, extra: int, able: list[int], freed: float, doubt: float
     ) -> Iterator[Account]:
@@ -251,7 +267,7 @@ class Accounts(Costs):
         freed -= sum(held[place][0] for place in base.finished)
         spread = 0.35 + self.error + doubt
         found: list[tuple[float, tuple[int, ...]]] = []
-        for some in combinations(able, extra):
+        for some in self._sets(able, held, extra, freed):
             total = sum(held[place][0] for place in some)
             off = total - freed
             if all(held[place][1] for place in some):

@@ -205,7 +205,9 @@ class Costs:
     def _head_cost(self, state: State, k: int, head: Live) -> float:
         """An evicted request is left waiting although its blocks are there."""
         room = self._room(state, k)
-        if room is None or not head.out:  # evicted before its prompt was done: its length is not known
+        if (
+            room is None or not head.out
+        ):  # evicted before its prompt was done: its length is not known
             return 0.0
         prompt, sure = state.prompt(head)
         need = (prompt + head.out) / self.size + 2.0

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from logscope.inference.iteration_arrivals import Arrivals, guessed, read_arrivals, timed
-from logscope.inference.iteration_clock import Floats, Ints
+from logscope.inference.iteration_fit import fit_of_steps
 from logscope.inference.iteration_history import Rules, Track
 from logscope.inference.iteration_load import evicted_waiting
 from logscope.inference.iteration_records import Story, stalled_steps, tell
@@ -40,7 +40,7 @@ _OFTEN = (
     5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
 )
 # accounts that are followed at a time: so many changes times accounts, and bounds
-_WORK, _FEWEST, _MOST = 15_000, 3, 12
+_WORK, _FEWEST, _MOST = 24_000, 3, 12
 _FAIR = 0.5
 _COVERED = 0.85
 
@@ -136,7 +136,7 @@ def _answer(
     ahead = int(rules.asynchronous)  # a step is scheduled while the one before it runs
     evicted = [max(0, k - ahead) for k, _ in found.evictions]
     times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k in evicted]
-    fit, coverage = _fit(stats, story, steps, config)
+    fit, coverage = fit_of_steps(stats, story, steps, config)
     certain = rules.exact_limits or (len(arrivals) > 0 and bool(arrivals.exact.all()))
     sample = _sample(story, hits, config)
     result = ReplayResult(config, story.records, story.gaps, story.log)
@@ -226,7 +226,8 @@ def _best_track(
     changes = int(((steps.context > 0) | (steps.excess > 0)).sum())
     # by priority there are many more accounts of each change
     most = _MOST * 2 // 3 if first.priority else _MOST
-    kept = int(np.clip(_WORK / max(1, changes), _FEWEST, most))
+    work = changes * (1.0 + float(steps.requests.mean()) / 15.0)
+    kept = int(np.clip(_WORK / max(1.0, work), _FEWEST, most))
     return track(steps, arrivals, best, seed, kept), best
 
 
@@ -285,8 +286,25 @@ def _naive(seconds: float) -> datetime:
 def _recomputed(found: Track, steps: Steps, rules: Rules, story: Story) -> int:
     """The first model runner's excess is exact; prompts that were cut short, and all of the second's, go by lengths."""
     if rules.resumed_as_context:
-        return story.recomputed
+        return round(story.recomputed * _not_cached(found, steps))
     return int(steps.excess.sum()) + round(sum(h.redone for h in found.histories))
+
+
+def _not_cached(found: Track, steps: Steps) -> float:
+    """Share of the tokens of resumed requests that had to be computed, by the steps that brought nothing else as context."""
+    again = np.zeros(len(steps))
+    first = np.zeros(len(steps), dtype=np.bool_)
+    for history in found.histories:
+        out = 0
+        for span in history.spans:
+            if span.kind == "recompute":
+                again[span.first] += history.prompt + out
+            elif span.kind == "prefill":
+                first[span.first : span.last + 1] = True
+            out += span.last - span.first + 1 if span.kind == "decode" else 1
+    alone = (again > 0) & ~first
+    expected = float(again[alone].sum())
+    return min(1.0, float(steps.context_tokens[alone].sum()) / expected) if expected else 1.0
 
 
 def _hits(stats: pl.DataFrame | None, prompts: list[int]) -> int:
@@ -331,59 +349,3 @@ def _sharing(request: Request, head: int) -> Request:
         return request
     own = request.prompt_tokens - head
     return replace(request, prompt=(("head", head), (f"own{request.id}", own)))
-
-
-def _fit(
-    stats: pl.DataFrame | None, story: Story, steps: Steps, config: EngineConfig
-) -> tuple[dict[str, float | None], float | None]:
-    """1 - mean absolute error / mean of what the statistics lines say, not under 0; and the share of their tokens that the steps hold."""
-    fit: dict[str, float | None] = dict.fromkeys(("running", "waiting", "kv_usage", "generation"))
-    if stats is None or "running" not in stats.columns:
-        return fit, None
-    rows = stats.filter(pl.col("running").is_not_null()).sort("order")
-    at = np.searchsorted(steps.order, rows["order"].to_numpy()) - 1
-    coverage = _coverage(rows, at, story)
-    inside = at >= 0
-    if not inside.any():
-        return fit, coverage
-    rows, at = rows.filter(pl.Series(inside)), at[inside]
-    fit["running"] = _closeness(_column(rows, "running"), story.running[at].astype(float))
-    fit["waiting"] = _closeness(_column(rows, "waiting"), story.waiting[at].astype(float))
-    usage = _column(rows, "gpu_kv_cache_usage_pct") / 100
-    fit["kv_usage"] = _closeness(usage, steps.used[at] / max(1, config.num_blocks - 1))
-    fit["generation"] = _closeness(*_generated(rows, at, story))
-    return fit, coverage
-
-
-def _generated(rows: pl.DataFrame, at: Ints, story: Story) -> tuple[Floats, Floats]:
-    """Tokens between the statistics lines: as they say, and as the steps gave."""
-    seconds = rows["at"].dt.epoch("us").to_numpy() / 1e6
-    said = _column(rows, "generation_throughput")[1:] * np.diff(seconds)
-    done = np.concatenate([[0], np.cumsum(story.delivered)])
-    return said, np.diff(done[at + 1]).astype(float)
-
-
-def _coverage(rows: pl.DataFrame, at: Ints, story: Story) -> float | None:
-    if rows.height < 2:
-        return None
-    said, ours = _generated(rows, at, story)
-    known = ~np.isnan(said)
-    total = float(said[known].sum())
-    return float(np.minimum(said, ours)[known].sum() / total) if total > 0 else None
-
-
-def _column(rows: pl.DataFrame, name: str) -> Floats:
-    if name not in rows.columns:
-        return np.full(rows.height, np.nan)
-    return np.asarray(rows[name].cast(pl.Float64).fill_null(np.nan).to_numpy(), dtype=np.float64)
-
-
-def _closeness(observed: Floats, ours: Floats) -> float | None:
-    known = ~(np.isnan(observed) | np.isnan(ours))
-    if not known.any():
-        return None
-    mean = float(np.abs(observed[known]).mean())
-    off = float(np.abs(observed - ours)[known].mean())
-    if mean == 0:
-        return 1.0 if off < 0.5 else 0.0
-    return max(0.0, 1.0 - off / mean)

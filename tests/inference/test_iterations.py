@@ -65,6 +65,10 @@ CASES: dict[str, tuple[EngineConfig, Printing]] = {
     "prefix caching": (config(enable_prefix_caching=True), Printing()),
     "watermark": (config(watermark=0.05), Printing()),
     "few seats": (config(max_num_seqs=4), Printing()),
+    "a pool whose usage figure does not tell single blocks": (
+        config(num_blocks=2500, block_size=1, async_scheduling=True),
+        Printing(second_runner=True),
+    ),
 }
 
 
