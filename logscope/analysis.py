@@ -153,7 +153,7 @@ def engine_result(
     if answer is not None and answer.fair and with_advice:
         replayed, found = _advise(context, answer, verdict, findings)
         advice += replayed
-        findings = _merged(findings, found)
+        findings = [*_merged(findings, found), *answer.findings]
     prompt, generation = _throughput(context.windows)
     return EngineResult(
         log,

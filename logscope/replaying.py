@@ -14,6 +14,7 @@ from logscope.drawn_replay import DrawnReplay, of_sample
 from logscope.errors import fault_of
 from logscope.finding import Finding
 from logscope.findings.context import Context
+from logscope.inference.observations import Observations
 from logscope.inference.workloads import Workload
 from logscope.ledger_shares import slow_and_typical
 from logscope.logged_preemptions import Stretch
@@ -33,6 +34,7 @@ FAIR_FIT_IN_PART = 0.7
 """The same where the replay models the server in part."""
 
 REPEATS = 3
+SPAN_SHARE = 0.9
 SCREENED = 3  # advice is tried on every third of the sampled workloads before it is on all
 
 Predict = Callable[["Scenario | None"], Mapping[str, Any]]
@@ -216,7 +218,21 @@ def _from_particles(
         sample=found.workloads[0],
         config=found.config,
         seed=seed,
+        findings=_of_a_span(found.observations, context),
     )
+
+
+def _of_a_span(seen: Observations, context: Context) -> tuple[Finding, ...]:
+    """A long log is inferred in its worst span: say which."""
+    if context.windows is None or len(seen.windows) >= SPAN_SHARE * context.windows.height:
+        return ()
+    start, end = seen.time(seen.windows[0].start), seen.time(seen.windows[-1].end)
+    title = (
+        f"The log is long: latencies, ledger, spikes and advice are those of its worst span, {start:%Y-%m-%d %H:%M} to {end:%H:%M}"
+        f" ({len(seen.windows)} of {context.windows.height} intervals); preemptions are counted there and extrapolated"
+        " (give --since and --until to look at another)"
+    )
+    return (Finding("coverage", "info", "inferred", title, start, end),)
 
 
 def _answer(log: EngineLog, context: Context, **parts: Any) -> ReplayAnswer:
