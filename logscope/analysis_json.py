@@ -233,13 +233,25 @@ def _sum_throughput(results: Iterable[EngineResult]) -> dict[str, Any]:
 def _replay(result: EngineResult) -> dict[str, Any] | None:
     answer = result.answer
     if answer is None:
-        return None
+        return _declined(result) if result.declined else None
     return {
         "requests": answer.requests,
         "fit": dict(answer.fit),
         "seed": answer.seed,
         "step_time": dict(answer.step_time),
         "unsupported": list(answer.unsupported),
+    }
+
+
+def _declined(result: EngineResult) -> dict[str, Any]:
+    """A replay that was not made: nothing is known but why."""
+    return {
+        "requests": None,
+        "fit": dict.fromkeys(("running", "waiting", "kv_usage", "generation")),
+        "seed": None,
+        "step_time": None,
+        "unsupported": list(result.log.facts.unsupported),
+        "declined": list(result.declined),
     }
 
 

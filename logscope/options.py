@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeVar
 import click
 
 from logscope.errors import NothingToWorkOn
-from logscope.times import MomentType, Span
+from logscope.times import MomentType, Span, ZoneType
 from logscope.whole_files import write_whole
 
 __all__ = [
@@ -53,6 +53,7 @@ def reading_options(function: F) -> F:
             ),
             click.option(
                 "--timezone",
+                type=ZoneType(),
                 metavar="ZONE",
                 help="Zone of --since/--until, which then look at the envelope's clock.",
             ),

@@ -47,7 +47,11 @@ def _cut(events: Iterable[Event], span: Span) -> Iterator[Event]:
 
 
 def problems(coverage: Coverage) -> list[str]:
-    """One sentence for each source that could not be read, or not to its end."""
+    """One sentence for each source that could not be read, or not to its end; none where `check_something_read` will say so."""
+    return _sentences(coverage) if coverage.lines else []
+
+
+def _sentences(coverage: Coverage) -> list[str]:
     return [f"{s['source']}: {s['problem']}" for s in coverage.skipped_sources]
 
 
@@ -66,7 +70,7 @@ def check_something_read(coverage: Coverage) -> None:
             f"{_names(coverage)}: no vLLM record; the lines look like {name}'s, which logscope does not read"
         )
     if coverage.lines == 0 and coverage.skipped_sources:
-        raise NothingToWorkOn("; ".join(problems(coverage)))
+        raise NothingToWorkOn("; ".join(_sentences(coverage)))
     if coverage.lines == 0:
         raise NothingToWorkOn(
             f"{_names(coverage)}: empty; give the log of a vLLM server (its standard output and error)"

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from logscope.configuration import Configuration, gather
+from logscope.unsupported import DECLINED, unsupported_features
 from logscope.version_defaults import fill_defaults
 from reference_engine.config import EngineConfig
 
@@ -47,6 +48,11 @@ class EngineFacts:
     unsupported: tuple[str, ...] = ()
     started_in_log: bool = False
     device: str | None = None
+
+    @property
+    def declined(self) -> tuple[str, ...]:
+        """The features for which nothing is replayed."""
+        return tuple(name for name in self.unsupported if name in DECLINED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,7 @@ def _facts(
         configuration.basis,
         kv,
         configuration.more,
-        _unsupported(configuration, frames),
+        unsupported_features(configuration, frames),
         any(r["variant"].startswith(("init", "api_version", "version_model")) for r in rows),
         device,
     )
@@ -216,6 +222,15 @@ def _kv_cache(
 def _complete(kv: KvCache, configuration: Configuration) -> KvCache:
     size = configuration.values.get("block_size")
     blocks, tokens = configuration.values.get("num_blocks"), kv.tokens
+    if (
+        size
+        and blocks
+        and tokens
+        and configuration.basis.get("block_size") == "default"
+        and tokens % blocks == 0
+    ):
+        size = tokens // blocks
+        configuration.set("block_size", size, "measured")
     if blocks is None and tokens and size:
         blocks = max(1, tokens // size)
         configuration.set(
@@ -225,15 +240,6 @@ def _complete(kv: KvCache, configuration: Configuration) -> KvCache:
         )
     if tokens is None and blocks and size:
         tokens = blocks * size
-    if (
-        size
-        and blocks
-        and kv.tokens
-        and configuration.basis.get("block_size") == "default"
-        and kv.tokens % blocks == 0
-    ):
-        size = kv.tokens // blocks
-        configuration.set("block_size", size, "measured")
     return KvCache(tokens, blocks, size, kv.bytes)
 
 
@@ -245,30 +251,6 @@ def _span(frames: Mapping[str, pl.DataFrame]) -> tuple[datetime | None, datetime
         if isinstance(t, datetime)
     ]
     return (min(times), max(times)) if times else (None, None)
-
-
-def _unsupported(
-    configuration: Configuration, frames: Mapping[str, pl.DataFrame]
-) -> tuple[str, ...]:
-    """Features of this server that the reference engine does not model, in a user's words."""
-    more, found = configuration.more, []
-    stats = frames.get("stats")
-    variants = set(stats["variant"].to_list()) if stats is not None else set()
-    if (
-        more.get("speculative_config") not in (None, "None")
-        or more.get("speculative_model") not in (None, "None")
-        or any("specdecode" in v for v in variants)
-    ):
-        found.append("speculative decoding")
-    if more.get("enable_lora") is True:
-        found.append("LoRA limits")
-    if more.get("kv_transfer_config") not in (None, "None") or any(
-        "kvtransfer" in v for v in variants
-    ):
-        found.append("KV connectors")
-    if (configuration.values.get("pipeline_parallel_size") or 1) > 1:
-        found.append("pipeline bubbles")
-    return tuple(found)
 
 
 def engine_config(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from zoneinfo import ZoneInfo
 
 import click
 
-__all__ = ["Moment", "MomentType", "Span"]
+from parsers.envelopes.clock import zone_of
+
+__all__ = ["Moment", "MomentType", "Span", "ZoneType"]
 
 _RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>s|min|m|h|d|w)$")
 _DAYS = {"today": 0, "yesterday": 1}
@@ -59,6 +60,22 @@ class MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer
             )
 
 
+class ZoneType(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases
+    """Checks the name of a time zone: `Europe/Berlin`, `UTC`, `+08:00`."""
+
+    name = "zone"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the name; fails with a sentence where there is no such zone."""
+        try:
+            zone_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A half-open span of time on the record's clock, or on the outer one where a zone is given."""
@@ -81,7 +98,7 @@ class Span:
         """The time that counts for an event, without zone: local of the record, or in `zone` of the envelope."""
         if self.zone is not None and outer_us is not None:
             utc = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=outer_us)
-            return utc.astimezone(ZoneInfo(self.zone)).replace(tzinfo=None)
+            return utc.astimezone(zone_of(self.zone)).replace(tzinfo=None)
         return time
 
     def holds(self, moment: datetime | None, end: datetime | None = None) -> bool:
@@ -96,5 +113,4 @@ class Span:
         found = moment.resolve(end) if moment is not None else None
         if found is None or found.tzinfo is None:
             return found
-        zone = ZoneInfo(self.zone) if self.zone is not None else timezone.utc
-        return found.astimezone(zone).replace(tzinfo=None)
+        return found.astimezone(zone_of(self.zone)).replace(tzinfo=None)

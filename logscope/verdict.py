@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from logscope.finding import Finding
-from logscope.windows import FULL_PCT
+from logscope.windows import FULL_PCT, bound_of
 
 __all__ = [
     "PROVEN",
@@ -17,6 +17,8 @@ __all__ = [
     "verdict_of_ledger",
     "verdict_of_windows",
 ]
+
+MIN_FULL_WINDOWS = 2
 
 PROVEN = ("startup-kv-too-small", "startup-failed", "runtime-oom", "engine-crash", "engine-stall")
 """Verdicts that the log itself proves, in the order in which they decide."""
@@ -82,31 +84,23 @@ def verdict_of_windows(
     """What the queues alone show: most of the waiting was for seats, or for blocks; or nobody ever waited."""
     if windows is None or windows.height < 2:
         return "not-enough-evidence"
-    waiting = windows.filter(pl.col("waiting") > 0)
-    full = waiting.filter(pl.col("kv_pct").fill_null(0) >= FULL_PCT)
-    near = seats - max(1, seats // 10) if seats else 0
-    at_seats = (
-        waiting.filter((pl.col("running") >= near) & (pl.col("kv_pct").fill_null(0) < FULL_PCT))
-        if seats
-        else waiting.head(0)
-    )
-    if waiting.height == 0:
+    if windows["waiting"].max() == 0:
         busy = windows.filter(pl.col("kv_pct").fill_null(0) >= FULL_PCT)
         return "healthy" if busy.height == 0 else "not-enough-evidence"
     if windows["aggregated"].any():
         return "not-enough-evidence"  # a mean over engines hides which one is full
-    if at_seats.height * 2 > waiting.height:
-        return "seat-limit"
-    if full.height * 2 > waiting.height:
-        return "kv-capacity"
+    waiting = windows.filter(pl.col("waiting") > 0)
+    bound = bound_of(waiting, seats)
+    for kind, verdict in (("seats", "seat-limit"), ("kv", "kv-capacity")):
+        if (bound == kind).sum() * 2 > waiting.height:
+            return verdict
     return "not-enough-evidence"
 
 
 def pressure_of_windows(findings: Sequence[Finding], windows: pl.DataFrame | None) -> str:
     """`thrash` where logged preemptions repeat, `saturated` where the cache is full with a queue, else `none`."""
     ids = {f.id: f for f in findings}
-    if "kv-preemption" in ids and ids["kv-preemption"].severity == "critical":
-        return "thrash"
-    if "kv-admission-wait" in ids or "kv-preemption" in ids:
-        return "saturated"
-    return "none"
+    if "kv-preemption" in ids:
+        return "thrash" if ids["kv-preemption"].severity == "critical" else "saturated"
+    full = 0 if windows is None else (bound_of(windows, None) == "kv").sum()
+    return "saturated" if full >= MIN_FULL_WINDOWS else "none"

@@ -6,20 +6,21 @@ from datetime import timedelta
 
 import polars as pl
 
-__all__ = ["FULL_PCT", "stats_windows"]
+__all__ = ["FULL_PCT", "bound_of", "stats_windows", "usual_interval"]
 
 FULL_PCT = 95.0
 """KV usage (percent, as printed) from which the cache counts as full: the line is taken after finished requests were freed."""
 
 DEFAULT_INTERVAL_S = 10.0
 ENOUGH_GAPS = 4
+NEARLY_FULL_PCT = 90.0
 
 
 def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
     """One row a statistics line that shows the queues, in the order of the log.
 
     Columns: start, end (record's clock), interval_s, running, waiting, swapped, kv_pct, prompt_tps, generation_tps (tokens/s, means
-    over the interval), idle (no tokens), aggregated (means over several engines), source, line, order. None where there is no such line.
+    over the interval), idle (no tokens), deferred (of `waiting`: held back by a grammar, a transfer or a LoRA limit), aggregated (means over several engines), source, line, order. None where there is no such line.
     """
     if stats is None or "running" not in stats.columns:
         return None
@@ -31,6 +32,7 @@ def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
         running=pl.col("running").cast(pl.Float64),
         waiting=pl.col("waiting").fill_null(0).cast(pl.Float64),
         swapped=_optional(rows, "swapped"),
+        deferred=_optional(rows, "deferred"),
         kv_pct=_kv(rows),
         prompt_tps=_optional(rows, "prompt_throughput"),
         generation_tps=_optional(rows, "generation_throughput"),
@@ -50,6 +52,32 @@ def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
         interval_s=(pl.col("end") - pl.col("start")).dt.total_microseconds() / 1e6,
         idle=(pl.col("prompt_tps").fill_null(0) + pl.col("generation_tps").fill_null(0)) == 0,
     )
+
+
+def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
+    """What kept each window's queue from being admitted: "kv", "seats", "both", or null (no queue, or neither).
+
+    All `seats` taken bind by themselves, whatever the cache; the line is taken after finished requests gave up their seats, so
+    with room in the cache a few free ones count as taken. Deferred requests wait for neither.
+    """
+    queue = pl.col("waiting") - pl.col("deferred").fill_null(0) > 0
+    full = pl.col("kv_pct").fill_null(0) >= FULL_PCT
+    room = pl.col("kv_pct").fill_null(0) < NEARLY_FULL_PCT
+    taken, nearly = pl.lit(value=False), pl.lit(value=False)
+    if seats:
+        taken = ~pl.col("aggregated") & (pl.col("running") >= seats)
+        nearly = ~pl.col("aggregated") & (pl.col("running") >= seats - max(1, seats // 10))
+    bound = (
+        pl.when(~queue)
+        .then(None)
+        .when(full & taken)
+        .then(pl.lit("both"))
+        .when(full)
+        .then(pl.lit("kv"))
+        .when(taken | (nearly & room))
+        .then(pl.lit("seats"))
+    )
+    return windows.select(bound=bound.otherwise(None))["bound"]
 
 
 def usual_interval(windows: pl.DataFrame) -> float:

@@ -69,11 +69,11 @@ class TextBlock(NamedTuple):
 def is_binary(block: bytes) -> bool:
     """Whether the first block of a source is no text.
 
-    UTF-16 (a redirect in PowerShell) is text.
+    UTF-16 (a redirect in PowerShell) is text, and so is a log with holes (runs of NULs).
     """
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return False
-    sample = block[:_SAMPLE]
+    sample = _HOLE.sub(b"", block)[:_SAMPLE] or block[:_SAMPLE]
     bad = len(sample) - len(sample.translate(None, _CONTROLS))
     bad += sample.decode("utf-8", "replace").count("\ufffd")
     return bad > len(sample) // 8

@@ -144,7 +144,22 @@ def test_analyze_json_is_one_document_with_every_key(tmp_path: Path) -> None:
     result = run("analyze", path, "--json", "-", "--no-replay")
     document = json.loads(result.stdout)
     assert result.returncode == 0
-    for key in "schema_version input verdict pressure worst_engine preemptions latency throughput ledger replay spikes findings advice engines".split():
+    for key in [
+        "schema_version",
+        "input",
+        "verdict",
+        "pressure",
+        "worst_engine",
+        "preemptions",
+        "latency",
+        "throughput",
+        "ledger",
+        "replay",
+        "spikes",
+        "findings",
+        "advice",
+        "engines",
+    ]:
         assert key in document
     assert document["verdict"] == "healthy"
     assert document["replay"] is None
@@ -399,3 +414,31 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     path = log(tmp_path, stats_v1(1, 1, 0, 1.0))
     path.chmod(0)
     assert "permission denied" in nothing("parse", path)
+
+
+@pytest.mark.parametrize("command", ["analyze", "parse", "whatif", "watch"])
+def test_an_unknown_time_zone_is_wrong_usage(tmp_path: Path, command: str) -> None:
+    path = log(tmp_path, *v1_start())
+    result = run(command, path, "--timezone", "Mars/Olympus")
+    assert result.returncode == 2
+    assert b"unknown time zone 'Mars/Olympus'" in result.stderr
+
+
+def test_a_zone_may_be_an_offset(tmp_path: Path) -> None:
+    path = log(tmp_path, *[f"2026-05-09T00:49:0{s}Z {stats_v1(s, 1, 0, 1.0)}" for s in (1, 2, 3)])
+    cut = ("--since", "2026-05-09T08:49:02", "--timezone", "+08:00")
+    assert len(run("parse", path, *cut).stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("command", ["analyze", "parse"])
+def test_a_source_that_is_not_there_is_named_once(tmp_path: Path, command: str) -> None:
+    result = run(command, tmp_path / "missing.log")
+    assert result.returncode == 3
+    assert result.stderr.count(b"no such file") == 1
+
+
+def test_a_hole_of_nuls_within_a_log_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    start, rest = v1_start(), [stats_v1(10 * i, 4, 0, 5.0) for i in range(1, 4)]
+    path.write_bytes("\n".join(start).encode() + b"\n" + b"\0" * 5000 + "\n".join(rest).encode())
+    assert len(run("parse", path).stdout.splitlines()) == len(start) + len(rest)

@@ -350,3 +350,72 @@ def test_two_starts_are_two_runs(tmp_path: Path) -> None:
     ]
     found = document(tmp_path, lines)
     assert [(e["server"], e["run"]) for e in found["engines"]] == [(0, 0), (0, 1)]
+
+
+def test_all_seats_taken_in_a_full_cache_are_two_limits_at_once(tmp_path: Path) -> None:
+    lines = [*v1_start(seats=8), *[stats_v1(10 * i, 8, 4, 98.0) for i in range(1, 7)]]
+    found = document(tmp_path, lines)
+    assert found["verdict"] == "not-enough-evidence"
+    assert found["pressure"] == "saturated"
+    assert not ids(found) & {"kv-admission-wait", "seat-limit"}
+    assert any("which of the two" in f["title"] for f in found["findings"])
+
+
+def test_deferred_requests_wait_for_no_seat(tmp_path: Path) -> None:
+    lines = [
+        *v1_start(version="0.24.0", seats=8),
+        *[stats_v1(10 * i, 8, 3, 50.0, extra="Deferred: 3 reqs, ") for i in range(1, 7)],
+    ]
+    found = document(tmp_path, lines)
+    assert "seat-limit" not in ids(found)
+    assert found["verdict"] == "not-enough-evidence"
+
+
+@pytest.mark.parametrize("step", [-3600, 3600])
+def test_a_clock_that_is_set_is_no_stall(tmp_path: Path, step: int) -> None:
+    lines = [
+        *v1_start(3600),
+        *[stats_v1(3600 + 10 * i, 4, 3, 30.0) for i in range(1, 7)],
+        *[stats_v1(3600 + 10 * i + step, 4, 3, 30.0) for i in range(7, 13)],
+    ]
+    found = document(tmp_path, lines)
+    assert "engine-stall" not in ids(found)
+    assert found["verdict"] == "not-enough-evidence"
+
+
+CRASH = [
+    "(EngineCore pid=2) ERROR 05-09 00:50:35 [core.py:700] EngineCore encountered a fatal error.",
+    "(EngineCore pid=2) ERROR 05-09 00:50:35 [core.py:700] Traceback (most recent call last):",
+    "(EngineCore pid=2) ERROR 05-09 00:50:35 [core.py:700] RuntimeError: {message}",
+    "(APIServer pid=1) ERROR 05-09 00:50:36 [async_llm.py:480] AsyncLLM output_handler failed.",
+    "(APIServer pid=1) ERROR 05-09 00:50:36 [async_llm.py:480] Traceback (most recent call last):",
+    "(APIServer pid=1) ERROR 05-09 00:50:36 [async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "CUDA error: an illegal memory access was encountered",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+        ),
+        ("the prompt 'my secret' is bad", "RuntimeError: (left out)"),
+    ],
+)
+def test_a_crash_names_what_the_engine_died_of(tmp_path: Path, message: str, said: str) -> None:
+    lines = [*v1_start(), *[stats_v1(10 * i, 8, 2, 30.0) for i in range(1, 7)]]
+    lines += [line.format(message=message) for line in CRASH]
+    later = "(APIServer pid=1) INFO 05-09 00:59:00 [launcher.py:1] Aborted request c-1."
+    found = document(tmp_path, [*lines, later])
+    assert found["verdict"] == "engine-crash"
+    assert "engine-stall" not in ids(found)  # it is dead, not hung
+    (crash,) = [f for f in found["findings"] if f["id"] == "engine-crash"]
+    assert crash["title"] == f"The engine died while serving: {said}; its requests failed"
+
+
+def test_a_block_size_that_nobody_printed_is_a_default(tmp_path: Path) -> None:
+    (engine,) = document(tmp_path, [*v1_start(tokens=8000), stats_v1(10, 1, 0, 1.0)])["engines"]
+    assert engine["kv_cache"]["block_size"] == 16
+    assert engine["config_basis"]["block_size"] == "default"
+    assert engine["config_basis"]["num_blocks"] == "inferred"

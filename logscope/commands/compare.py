@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from logscope.options import display_options, open_sources, write_json
+from logscope.times import ZoneType
 
 __all__ = ["command"]
 
@@ -19,7 +20,12 @@ __all__ = ["command"]
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Same input and seed, same output."
 )
-@click.option("--timezone", metavar="ZONE", help="Zone of an envelope's clock that has none.")
+@click.option(
+    "--timezone",
+    type=ZoneType(),
+    metavar="ZONE",
+    help="Zone of an envelope's clock that has none.",
+)
 @click.option(
     "--year",
     type=click.IntRange(1970, 9999),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from logscope.options import display_options
+from logscope.times import ZoneType
 
 if TYPE_CHECKING:
     from logscope.watching.monitor import Monitor
@@ -35,7 +36,12 @@ class _Stopped(BaseException):
     is_flag=True,
     help="Tell only what happens from now on; what is there is read all the same.",
 )
-@click.option("--timezone", metavar="ZONE", help="Zone of an envelope's clock that has none.")
+@click.option(
+    "--timezone",
+    type=ZoneType(),
+    metavar="ZONE",
+    help="Zone of an envelope's clock that has none.",
+)
 @click.option(
     "--year", type=click.IntRange(1970, 9999), help="Year of the first record (vLLM prints none)."
 )

@@ -82,6 +82,10 @@ def command(
     with progress_bar(quiet=quiet, color=color) as progress:
         found = analyze(data, seed=seed, progress=progress, with_advice=False)
     worst = found.worst_result
+    if worst is not None and worst.declined:
+        raise CannotReplayError(
+            f"this server uses {', '.join(worst.declined)}, which the replay does not model: nothing is predicted for it"
+        )
     if worst is None or worst.answer is None:
         raise CannotReplayError(
             "this log does not hold what a replay needs: periodic statistics, requests or access lines, and the size of the KV cache"

@@ -10,12 +10,13 @@ from typing import Any
 import polars as pl
 
 from logscope.finding import Evidence, Finding, evidence_of, seconds
-from logscope.findings.context import Context
+from logscope.findings.context import Context, without_client_text
 from logscope.windows import usual_interval
 
 __all__ = ["engine_crash", "engine_stall", "runtime_oom"]
 
 _DEAD = "dead|died|fatal|output_handler|worker_exc|rpc"
+_NAMELESS = "EngineDeadError"
 CLEAN_STOP_S = 5
 MIN_SILENCE_S = 30.0
 PROBES_OF_A_STALL = 20
@@ -74,12 +75,22 @@ def engine_crash(context: Context) -> list[Finding]:
     if dead.height == 0 or _stopped_before(context, dead):
         return []
     start, end = seconds(dead["at"].to_list())
-    cause = f": {context.exceptions[0].text.strip()}" if context.exceptions else ""
+    cause = _cause(context, dead)
     title = f"The engine died while serving{cause}; its requests failed"
     evidence = evidence_of(dead, context.texts) + tuple(context.exceptions[:2])
     return [
         Finding("engine-crash", "critical", "measured", title, start, end, evidence, "engine-crash")
     ]
+
+
+def _cause(context: Context, dead: pl.DataFrame) -> str:
+    """What the engine died of, with a colon before it; empty where the log only says that it did."""
+    named = dead["error"].drop_nulls().to_list() if "error" in dead.columns else []
+    for text in (*named, *(e.text for e in context.exceptions)):
+        own = without_client_text(text.strip())
+        if own and _NAMELESS not in own:
+            return f": {own}"
+    return ""
 
 
 def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
@@ -143,7 +154,9 @@ def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list
         return []
     end = last["end"]
     assert isinstance(end, datetime)
-    later = [_latest(f, end) for name, f in log.frames.items() if name != "shutdown"]
+    if _died_after(context, order):
+        return []
+    later = [_latest(f, end, order) for name, f in log.frames.items() if name != "shutdown"]
     latest = max((t for t in later if t is not None), default=end)
     silence = max((latest - end).total_seconds(), _outer_silence(context, order))
     if silence > limit:
@@ -174,9 +187,9 @@ def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list
     return []
 
 
-def _latest(frame: pl.DataFrame, after: datetime) -> datetime | None:
-    """The last time in a frame on the record's or the envelope's clock, on the record's scale."""
-    own = frame["time"].max()
+def _latest(frame: pl.DataFrame, after: datetime, order: int) -> datetime | None:
+    """A frame's last time among the events behind `order`; earlier ones may bear later times, where a clock was set back."""
+    own = frame.filter(pl.col("order") > order)["time"].max()
     return own if isinstance(own, datetime) and own > after else None
 
 
@@ -196,6 +209,15 @@ def _outer_silence(context: Context, order: int) -> float:
 def _stopped_after(context: Context, order: int) -> bool:
     stop = context.log.get("shutdown")
     return stop is not None and stop.filter(pl.col("order") > order).height > 0
+
+
+def _died_after(context: Context, order: int) -> bool:
+    """Whether the engine died behind an event: its silence is death, which is another finding."""
+    runtime = context.log.get("runtime")
+    if runtime is None:
+        return False
+    dead = runtime.filter(pl.col("variant").str.contains(f"{_DEAD}|oom"))
+    return dead.filter(pl.col("order") > order).height > 0
 
 
 def _zero_windows(context: Context, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -12,7 +12,7 @@ from logscope.logged_preemptions import Logged
 from logscope.servers import EngineLog
 from logscope.windows import stats_windows
 
-__all__ = ["Context", "context_of"]
+__all__ = ["Context", "context_of", "without_client_text"]
 
 # CUDA error: an illegal memory access was encountered; NCCL error in: …; Worker failed with error …; [Errno 28] No space left on device
 _FROM_ENGINE = re.compile(
@@ -48,12 +48,12 @@ def context_of(
     context = Context(log, stats_windows(log.get("stats")), logged, texts, exceptions)
     if not context.served:
         return context
-    return replace(context, exceptions=[_without_client_text(e) for e in exceptions])
+    return replace(
+        context, exceptions=[replace(e, text=without_client_text(e.text)) for e in exceptions]
+    )
 
 
-def _without_client_text(exception: Evidence) -> Evidence:
+def without_client_text(text: str) -> str:
     """Once a server takes requests, an exception's message may quote one; what the engine and its libraries say themselves stays."""
-    name, _, message = exception.text.strip().partition(": ")
-    if not message or _FROM_ENGINE.match(message):
-        return exception
-    return replace(exception, text=f"{name}: (left out)")
+    name, _, message = text.strip().partition(": ")
+    return text if not message or _FROM_ENGINE.match(message) else f"{name}: (left out)"

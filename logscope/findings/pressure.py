@@ -6,12 +6,11 @@ import polars as pl
 
 from logscope.finding import Finding, evidence_of, seconds
 from logscope.findings.context import Context
-from logscope.windows import FULL_PCT
+from logscope.windows import bound_of
 
-__all__ = ["kv_admission_wait", "logged_preemption", "seat_queue"]
+__all__ = ["kv_admission_wait", "logged_preemption", "seat_queue", "two_limits"]
 
 MIN_WINDOWS = 2
-SEAT_KV_PCT = 90.0
 
 
 def logged_preemption(context: Context) -> list[Finding]:
@@ -65,9 +64,7 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     if windows is None:
         return []
     seats = context.log.facts.config.get("max_num_seqs")
-    full = windows.filter((pl.col("kv_pct") >= FULL_PCT) & (pl.col("waiting") > 0))
-    if seats:
-        full = full.filter(pl.col("running") < seats)
+    full = windows.filter(bound_of(windows, seats) == "kv")
     if full.height < MIN_WINDOWS:
         return []
     start, end = seconds(full["end"].to_list())
@@ -95,13 +92,7 @@ def seat_queue(context: Context) -> list[Finding]:
     if windows is None or not seats or windows["aggregated"].any():
         return []
     measured = context.log.facts.basis.get("max_num_seqs") in ("measured", "given")
-    # The line is taken after finished requests gave up their seats: a full house shows a few free ones.
-    near = seats - max(1, seats // 10)
-    at_limit = windows.filter(
-        (pl.col("running") >= near)
-        & (pl.col("waiting") > 0)
-        & (pl.col("kv_pct").fill_null(0) < SEAT_KV_PCT)
-    )
+    at_limit = windows.filter(bound_of(windows, seats) == "seats")
     if at_limit.height < MIN_WINDOWS:
         return []
     start, end = seconds(at_limit["end"].to_list())
@@ -120,6 +111,24 @@ def seat_queue(context: Context) -> list[Finding]:
             end,
             evidence_of(at_limit, context.texts),
         )
+    ]
+
+
+def two_limits(context: Context) -> list[Finding]:
+    """All seats taken and the cache full at once: the queues alone cannot say which of the two it is."""
+    windows, seats = context.windows, context.log.facts.config.get("max_num_seqs")
+    if windows is None or not seats:
+        return []
+    both = windows.filter(bound_of(windows, seats) == "both")
+    if both.height < MIN_WINDOWS:
+        return []
+    title = (
+        f"All {seats} seats (max_num_seqs) were taken and the KV cache was full at once in {both.height} of {windows.height} intervals with a queue:"
+        " the statistics alone cannot say which of the two it waited for"
+    )
+    start, end = seconds(both["end"].to_list())
+    return [
+        Finding("coverage", "info", "measured", title, start, end, evidence_of(both, context.texts))
     ]
 
 

@@ -67,15 +67,17 @@ def coverage(context: Context) -> list[Finding]:
 
 def unsupported_features(context: Context) -> list[Finding]:
     """What the reference engine does not model and this server uses."""
+    facts = context.log.facts
+    then = "nothing is replayed" if facts.declined else "its bounds are wider"
     return [
         Finding(
             "unsupported-feature",
             "warning",
             "measured",
-            f"The replay does not model {name}: its figures are wider, or not given",
+            f"The replay does not model {name}: {then}",
             facts={"feature": name},
         )
-        for name in context.log.facts.unsupported
+        for name in facts.unsupported
     ]
 
 

@@ -10,7 +10,7 @@ _DEBUG = "DEBUG"
 
 # fmt: off
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
-    ("autofit", "V1", "0.14.0..0.33.0", _ONCE,
+    ("attention_free", "V1", "0.14.0..0.33.0", _ONCE,
      "Auto-fit max_model_len: attention-free model, using derived max_model_len={max_model_len:d}",
      "Auto-fit max_model_len: attention-free model, using derived max_model_len=131072"),
     ("autofit", "V1", "0.14.0..0.31.0", _ONCE,
@@ -83,6 +83,16 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("kv_size", "V1", "0.30.0..0.33.0", _ONCE,
      "{device:s} KV cache size: {kv_cache_tokens:d} tokens...",
      "CPU KV cache size: 438,592 tokens"),
+    # Models of several kinds of layers; the versions are those of public logs that show these texts.
+    ("mamba_block", "V1", "0.10.1..0.33.0", _INFO,
+     "Setting attention block size to {block_size:d} tokens to ensure that attention page size is >= mamba page size...",
+     "Setting attention block size to 1056 tokens to ensure that attention page size is >= mamba page size."),
+    ("mamba_block", "V1", "0.10.1..0.33.0", _INFO,
+     "Padding mamba page size by {padding_pct:f}% to ensure that mamba page size and attention page size are exactly equal...",
+     "Padding mamba page size by 0.76% to ensure that mamba page size and attention page size are exactly equal."),
+    ("kv_groups", "V1", "0.10.1..0.33.0", "WARNING",
+     "Add {num_padding_layers:d} padding layers, may waste at most {waste_pct:f}% KV cache memory",
+     "Add 2 padding layers, may waste at most 9.09% KV cache memory"),
     ("maxconc", "V0", "0.6.3..0.10.2", _INFO,
      "Maximum concurrency for {max_model_len:d} tokens per request: {max_concurrency:f}x",
      "Maximum concurrency for 16384 tokens per request: 26.77x"),
