@@ -22,7 +22,7 @@ from logscope.inference.posterior import (
     pressure_of,
 )
 from logscope.inference.prediction import Prediction, predict_workloads, summarise_replays
-from logscope.inference.sketch import SketchRules
+from logscope.inference.sketch_rules import SketchRules
 from logscope.inference.spans import with_inherited, worst_span
 from logscope.inference.step_time_fit import first_guess, refit
 from logscope.inference.step_times import CostFit

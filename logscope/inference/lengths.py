@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logscope.inference.observations import Observations
-from logscope.inference.sketch import SketchRules
+from logscope.inference.sketch_rules import SketchRules
 
 __all__ = ["Floats", "LengthModel", "Sharing", "after_a_pass", "length_model", "summing_to"]
 

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from logscope.inference.lengths import Floats, LengthModel, summing_to
 from logscope.inference.observations import Observations, Window
-from logscope.inference.sketch import Lengths, SketchReplay, SketchRequest, SketchRules
+from logscope.inference.sketch import SketchReplay
+from logscope.inference.sketch_requests import SketchRequest
+from logscope.inference.sketch_rules import Lengths, SketchRules
 from logscope.inference.step_times import CostFit, StepCost
 
 __all__ = ["Node", "Particle", "ParticleFilter", "Plan", "WindowFit"]

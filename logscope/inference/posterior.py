@@ -16,7 +16,7 @@ import numpy as np
 from logscope.inference.lengths import Floats
 from logscope.inference.observations import Observations
 from logscope.inference.particles import Particle, WindowFit
-from logscope.inference.sketch import SketchRequest
+from logscope.inference.sketch_requests import SketchRequest
 from logscope.inference.workloads import Replayed
 from logscope.logged_preemptions import Stretch
 from reference_engine.ledger import LABELS

@@ -9,7 +9,7 @@ import pytest
 
 from logscope.inference.lengths import length_model, summing_to
 from logscope.inference.observations import Arrival, Observations, Window, observe
-from logscope.inference.sketch import SketchRules
+from logscope.inference.sketch_rules import SketchRules
 from logscope.inference.spans import with_inherited, worst_span
 
 from .statistics_log import SMALL, parsed, stamp

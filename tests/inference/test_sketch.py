@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logscope.inference.sketch import Lengths, SketchReplay, SketchRules
+from logscope.inference.sketch import SketchReplay
+from logscope.inference.sketch_rules import Lengths, SketchRules
 from logscope.inference.step_times import StepCost
 from reference_engine.config import EngineConfig
 from reference_engine.replay import PlainReplay
