@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from logscope.inference.filtering import ParticleFilter
 from logscope.inference.lengths import after_a_pass, length_model
 from logscope.inference.observations import Observations, observe
-from logscope.inference.particles import Particle, ParticleFilter, Plan, WindowFit
+from logscope.inference.particles import Particle, Plan, WindowFit
 from logscope.inference.posterior import (
     Counts,
     Ledgers,
