@@ -15,12 +15,16 @@ from logscope.flags import declared_default, release_of, version_key
 __all__ = ["Deployment", "default_for"]
 
 _HOPPER = ("H100", "H200")
+_SERVER_BUDGETS = {2048: False, 8192: True}
 _NAMES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy"}
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What a default may depend on. `device_gib`: memory of one device, GiB; `offline`: the `LLM` class, not the API server."""
+    """What a default may depend on. `device_gib`: memory of one device, GiB; `offline`: the `LLM` class, not the API server.
+
+    `chosen_budget`: the token budget that an API server chose by itself, where its log prints it: it tells the kind of device.
+    """
 
     engine: str = "V1"
     device: str = "cuda"
@@ -32,6 +36,7 @@ class Deployment:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool | None = None
+    chosen_budget: int | None = None
     throughput_mode: bool = False
 
     @property
@@ -69,6 +74,8 @@ def _since(release: str, version: str) -> bool:
 
 def _is_large(release: str, on: Deployment) -> bool | None:
     """Whether a device counts as large (V1): Hopper until 0.8.4, then 70 GiB, an A100 excepted from 0.9.0 on."""
+    if on.chosen_budget in _SERVER_BUDGETS:
+        return _SERVER_BUDGETS[on.chosen_budget]
     name = (on.device_name or "").upper()
     if not _since(release, "0.8.5"):
         return any(hopper in name for hopper in _HOPPER) if name else None

@@ -125,6 +125,7 @@ def _facts(
 ) -> EngineFacts:
     rows = _setup_rows(frames)
     configuration = gather(rows, given)
+    configuration.more["chosen_budget"] = _chosen_budget(rows)
     version = _last(rows, "version")
     engine = _engine_of(rows, frames)
     device = _device(frames, configuration)
@@ -150,6 +151,15 @@ def _facts(
         any(r["variant"].startswith(("init", "api_version", "version_model")) for r in rows),
         device,
     )
+
+
+def _chosen_budget(rows: list[dict[str, Any]]) -> int | None:
+    """The token budget that the server's start prints and that its arguments do not give; None where either is not in the log."""
+    arguments = [r for r in rows if r["variant"] == "api_version" and "args" in str(r["extra"])]
+    printed = [r["max_num_batched_tokens"] for r in rows if r["variant"] == "chunked"]
+    if not arguments or any(r["max_num_batched_tokens"] is not None for r in arguments):
+        return None
+    return next((n for n in printed if n is not None), None)
 
 
 def _setup_rows(frames: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
@@ -183,6 +193,12 @@ def _engine_of(rows: list[dict[str, Any]], frames: Mapping[str, pl.DataFrame]) -
     if any(v.startswith("v1_") for v in variants) or "iteration" in frames:
         return "V1"
     if any(r["variant"].startswith("gpu_cpu_blocks") for r in rows):
+        return "V0"
+    starts = [r for r in rows if r["variant"] == "init_cfg"]
+    # Until 0.7.0 the start does not name the engine: V1 is the one that speaks from core.py, and before 0.4.0 there is no version.
+    if any(str(r["origin"]).startswith("core.py") for r in starts):
+        return "V1"
+    if any(r["version"] is None for r in starts):
         return "V0"
     version = _last(rows, "version")
     return _engine_by_version(str(version)) if version else None

@@ -44,4 +44,5 @@ def _deployment(configuration: Configuration, engine: str | None, device: str | 
         max_num_seqs=values.get("max_num_seqs"),
         max_num_batched_tokens=values.get("max_num_batched_tokens"),
         enable_chunked_prefill=values.get("enable_chunked_prefill"),
+        chosen_budget=more.get("chosen_budget"),
     )

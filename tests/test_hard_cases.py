@@ -419,3 +419,44 @@ def test_a_block_size_that_nobody_printed_is_a_default(tmp_path: Path) -> None:
     assert engine["kv_cache"]["block_size"] == 16
     assert engine["config_basis"]["block_size"] == "default"
     assert engine["config_basis"]["num_blocks"] == "inferred"
+
+
+START = "model='m', dtype=torch.float16, max_seq_len=4096, tensor_parallel_size=1"
+
+
+@pytest.mark.parametrize(
+    ("line", "engine"),
+    [
+        (f"INFO 05-09 00:49:01 llm_engine.py:72] Initializing an LLM engine with config: {START}", "V0"),
+        (f"INFO 05-09 00:49:01 llm_engine.py:237] Initializing an LLM engine (v0.6.5) with config: {START}", "V0"),
+        (f"INFO 05-09 00:49:01 core.py:45] Initializing an LLM engine (v0.6.5) with config: {START}", "V1"),
+        (f"INFO 05-09 00:49:01 [core.py:58] Initializing a V1 LLM engine (v0.8.5) with config: {START}", "V1"),
+        (f"INFO 05-09 00:49:01 [llm_engine.py:240] Initializing a V0 LLM engine (v0.8.5) with config: {START}", "V0"),
+    ],
+)  # fmt: skip
+def test_the_engine_is_told_by_its_start(tmp_path: Path, line: str, engine: str) -> None:
+    assert document(tmp_path, [line])["engines"][0]["engine"] == engine
+
+
+@pytest.mark.parametrize(
+    ("args", "budget", "seats"),
+    [
+        ("", 2048, (256, "default")),
+        ("", 8192, (1024, "default")),
+        ("", 4096, (None, None)),  # which no version chooses by itself
+        (", 'max_num_batched_tokens': 8192", 8192, (None, None)),  # the user's own says nothing
+        (", 'max_num_seqs': 40", 8192, (40, "measured")),
+    ],
+)
+def test_the_budget_that_a_server_chose_tells_its_default_of_seats(
+    tmp_path: Path, args: str, budget: int, seats: tuple[int | None, str | None]
+) -> None:
+    lines = [
+        "(APIServer pid=1) INFO 05-09 00:49:00 [utils.py:299] vLLM server version 0.19.1, serving model m",
+        f"(APIServer pid=1) INFO 05-09 00:49:00 [utils.py:233] non-default args: {{'model': 'm'{args}}}",
+        f"(APIServer pid=1) INFO 05-09 00:49:01 [scheduler.py:231] Chunked prefill is enabled with max_num_batched_tokens={budget}.",
+        stats_v1(10, 1, 0, 1.0),
+    ]
+    (engine,) = document(tmp_path, lines)["engines"]
+    assert (engine["config"]["max_num_seqs"], engine["config_basis"].get("max_num_seqs")) == seats
+    assert engine["config"]["max_num_batched_tokens"] == budget
