@@ -214,7 +214,6 @@ def _prompt_belief(
             sums[k + 1] += sums[k]
             admitted[k + 1] += admitted[k]
             sums[k] = admitted[k] = 0.0
-    sums = np.maximum(sums - admitted * sharing.tokens, 0.0)
     mean = max(float(sums.sum()) / max(float(admitted.sum()), 1.0), 1.0)
     some = admitted > 0
     relative = 1.0
@@ -287,9 +286,12 @@ def _sharing(seen: Observations, rules: SketchRules, share: float, output: float
     counted = sum(w.prompt_tokens or 0.0 for w in seen.windows)
     asked = counted if rules.credits_hits else counted / max(1.0 - rate, 0.01)
     size = rules.block_size
-    tokens = max(size, round(asked * rate / admitted / size) * size)
     own = max(1.0, asked * (1.0 - rate) / admitted)
-    return Sharing(_heads(seen, rules, tokens, own + output / 2, admitted), tokens)
+    tokens = max(size, round(asked * rate / admitted / size) * size)
+    heads = _heads(seen, rules, tokens, own + output / 2, admitted)
+    # the first request of each head finds nothing
+    tokens = max(size, round(asked * rate / max(admitted - heads, 1.0) / size) * size)
+    return Sharing(heads, tokens)
 
 
 def _heads(seen: Observations, rules: SketchRules, tokens: int, own: float, admitted: float) -> int:
