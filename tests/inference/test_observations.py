@@ -197,3 +197,29 @@ def test_scaling_keeps_the_known_and_meets_the_sum(total: float) -> None:
     assert scaled[1] == 50.0
     assert scaled.min() >= 1.0
     assert scaled.sum() == pytest.approx(max(total, 53.0))
+
+
+def test_shared_heads_are_found_from_hit_rate_and_usage() -> None:
+    """Four heads of 640 tokens before about 70 tokens of one's own, ten requests a window, each head computed once."""
+    rates, prompts = [], []
+    asked = hits = 0
+    for k in range(12):
+        first = 4 * 640 if k == 0 else 0
+        asked += 10 * 710
+        hits += 10 * 640 - first
+        rates.append(hits / asked)
+        prompts.append(10 * 70.0 + first)
+    used = (4 * 640 + 8 * (70 + 100 + 16)) / (249 * 32)
+    windows = tuple(
+        Window(10.0 * k, 10.0 * k + 10, 8, 0, prompts[k], 2000.0, used, rates[k]) for k in range(12)
+    )
+    arrivals = tuple(
+        Arrival(10.0 * k + i, 10.0 * k + i + 0.5, output_tokens=200, max_tokens=200)
+        for k in range(12)
+        for i in range(10)
+    )
+    seen = Observations(datetime(2026, 11, 29), windows, arrivals, "requests", 120.0)
+    model = length_model(seen, 4000, SketchRules.of(SMALL))
+    assert model.sharing.tokens == 640
+    assert model.sharing.groups in (3, 4, 6)
+    assert float(np.exp(model.mean_log[0] + model.sd_log[0] ** 2 / 2)) == pytest.approx(70, rel=0.1)
