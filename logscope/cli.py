@@ -30,6 +30,10 @@ _VERBS = {
 }
 
 
+class ReaderGoneError(Exception):
+    """Whoever read standard output wants no more of it."""
+
+
 class _Verbs(click.Group):
     """Finds a verb in `logscope.commands.<verb>` when it is needed."""
 
@@ -42,6 +46,17 @@ class _Verbs(click.Group):
         module = importlib.import_module(f"logscope.commands.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # Before click sees it: for click a reader that went away is a failure, and its status 1 that of --fail-on.
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderGoneError from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -66,7 +81,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     except LogscopeError as error:
         click.echo(f"logscope: {error}", err=True)
         sys.exit(error.status)
-    except BrokenPipeError:
+    except ReaderGoneError:
         # The reader of the pipe went away: end quietly, also when the interpreter flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

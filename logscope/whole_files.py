@@ -5,6 +5,7 @@ A crash, a full disk or `kill -9` leaves the old file or none. What a killed run
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -17,6 +18,7 @@ from typing import TextIO
 
 __all__ = ["whole_file", "whole_text", "write_whole"]
 
+_OS_ERROR = re.compile(r"\(os error (?P<number>\d{1,3})\)")
 _LEFT_OVER = re.compile(r"\.(?P<pid>\d{1,10})\.part\Z")
 
 
@@ -27,10 +29,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     A link is followed. What is no regular file (a pipe, /dev/stdout, /dev/null) is written to as it is. Raises OSError that names
     `path` where nothing can be written.
     """
-    target = path.resolve() if path.is_symlink() else path
-    if _is_special(target):
-        yield target
+    if _is_special(path):
+        yield path
         return
+    target = path.resolve() if path.is_symlink() else path
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     _clear_left_overs(target)
     try:
@@ -43,11 +45,12 @@ def whole_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         _remove(beside)
         if error.filename in (None, str(beside)):
-            # Without an error number (Polars gives none) the text is all there is.
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
-    except BaseException:
+    except BaseException as error:
         _remove(beside)
+        if type(error).__module__.partition(".")[0] == "polars":
+            raise OSError(*_said_by_polars(str(error)), str(path)) from error
         raise
 
 
@@ -69,6 +72,14 @@ def _is_special(path: Path) -> bool:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
         return False
+
+
+def _said_by_polars(text: str) -> tuple[int, str]:
+    """Number and words of the error behind Polars' own; a frame that is in memory fails to be written for nothing else."""
+    told = _OS_ERROR.search(text)
+    if told is None:
+        return errno.EIO, "could not be written to its end; is the disk full?"
+    return int(told["number"]), os.strerror(int(told["number"]))
 
 
 def _remove(path: Path) -> None:

@@ -1,8 +1,8 @@
 """Compressed logs, recognised by their first bytes and decoded in bounded blocks.
 
 gzip with several members, zstd with several frames, xz and bzip2 with several streams. Memory stays
-bounded whatever the ratio: every decoder is asked for a limited output, so that a decompression bomb
-costs time but no memory. A stream that ends too early, or is damaged, gives what could be decoded and
+bounded whatever the ratio: every decoder is asked for a limited output. Time is bounded by a ratio that no log
+reaches: a decompression bomb is read to its 128th MiB and no further. A stream that ends too early, or is damaged, gives what could be decoded and
 then raises `DamagedError`.
 """
 
@@ -19,6 +19,12 @@ __all__ = ["BLOCK", "DamagedError", "compression_of", "decoded", "open_blocks", 
 BLOCK = 1 << 20
 _ZSTD_FEED = 1 << 10  # zstd has no output limit: a kilobyte in is at most 256 blocks of 128 KiB out
 _XZ_MEMORY = 1 << 28
+# What follows a member's end is copied once a member: in a file of many small ones (a shipper that compresses line by line) a large
+# piece would be copied a thousand times.
+_PIECE = 1 << 16
+# Logs are compressed 10 to 50 times, the same few lines again and again up to 350 times; a bomb a thousand times and more.
+BOMB_BYTES = 1 << 27
+BOMB_RATIO = 500
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", "gzip"),
@@ -165,8 +171,9 @@ def unsupported(head: bytes) -> str | None:
 def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
     """Decode a compressed stream; `read` gives its next raw bytes, b"" at the end.
 
-    Yields blocks of bounded size. Raises `DamagedError` after the last decodable block.
+    Yields blocks of bounded size. Raises `DamagedError` after the last decodable block, and for a decompression bomb.
     """
+    read = _in_pieces(read)
     errors: tuple[type[Exception], ...] = (
         zlib.error,
         lzma.LZMAError,
@@ -178,6 +185,7 @@ def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
         errors += _zstd_errors()
     decoder = _new_decoder(kind)
     raw = read()
+    eaten, given = len(raw), 0
     while True:
         try:
             block = decoder.feed(raw)
@@ -188,8 +196,16 @@ def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
             raise DamagedError(reason, len(raw) + _count(read)) from error
         for at in range(0, len(block), BLOCK):
             yield block[at : at + BLOCK]
+        given += len(block)
+        if given > BOMB_BYTES and given > BOMB_RATIO * eaten:
+            raise DamagedError(
+                f"a decompression bomb? {given >> 20} MiB out of {eaten:,} bytes, and more follows; if it is a log, decompress it first",
+                0,
+            )
         if decoder.done:
-            raw = _next_member(decoder.rest, read)
+            rest = decoder.rest
+            raw = _next_member(rest, read)
+            eaten += max(0, len(raw) - len(rest))
             if not raw:
                 return
             if compression_of(raw) != kind:
@@ -200,10 +216,26 @@ def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
             decoder = _new_decoder(kind)
         elif decoder.hungry:
             raw = read()
+            eaten += len(raw)
             if not raw:
                 raise DamagedError(f"the {kind} stream is cut short", 0)
         else:
             raw = b""
+
+
+def _in_pieces(read: Callable[[], bytes]) -> Callable[[], bytes]:
+    """The same bytes, at most `_PIECE` of them at a time."""
+    held = b""
+    at = 0
+
+    def piece() -> bytes:
+        nonlocal held, at
+        if at >= len(held):
+            held, at = read(), 0
+        at += _PIECE
+        return held[at - _PIECE : at]
+
+    return piece
 
 
 def _next_member(rest: bytes, read: Callable[[], bytes]) -> bytes:
@@ -224,11 +256,18 @@ def _count(read: Callable[[], bytes]) -> int:
     return lost
 
 
-def open_blocks(stream: BinaryIO, size: int = BLOCK, *, live: bool = False) -> Callable[[], bytes]:
-    """A reader of blocks from a binary stream, b"" at its end; `live`: of what there is, without waiting for more."""
+def open_blocks(
+    stream: BinaryIO, size: int = BLOCK, *, live: bool = False, until: int | None = None
+) -> Callable[[], bytes]:
+    """A reader of blocks from a binary stream, b"" at its end; `live`: of what there is, without waiting for more.
+
+    `until` is the place in a file at which to stop, None for its end.
+    """
     take = getattr(stream, "read1", stream.read) if live else stream.read
 
     def read() -> bytes:
-        return take(size) or b""
+        if until is None:
+            return take(size) or b""
+        return take(max(0, min(size, until - stream.tell()))) or b""
 
     return read

@@ -30,6 +30,7 @@ from parsers.envelopes import Clock
 from parsers.envelopes.clock import zone_of
 from parsers.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.lines import Line, Outer
+from parsers.resuming import Window
 from parsers.rotation import pod_of, rotation_of
 from parsers.surrogates import without_lone_surrogates
 from parsers.text_blocks import TextBlock, after_hole, is_binary, transcoded
@@ -84,6 +85,8 @@ class Source:
         self.size: int | None = None
         self.modified_us: int | None = None
         self.newest_first = False
+        self.compression: str | None = None
+        self.window: Window | None = None
         self._is_journal = False
         self._stream = stream
         self._query = query
@@ -113,8 +116,9 @@ class Source:
         """
         if self.problem is not None:
             return
+        text = self._open_and_read()
         try:
-            yield from self._open_and_read()
+            yield from text if self.window is None else self.window.over(text)
         except DamagedError as damage:
             self.loss.problem = damage.reason
             self.loss.bytes += damage.lost
@@ -136,7 +140,7 @@ class Source:
                 yield from self._read(stream, head)
 
     def _read(self, stream: BinaryIO, head: bytes = b"") -> Iterator[bytes]:
-        read = open_blocks(stream, live=self.live)
+        read = open_blocks(stream, live=self.live, until=None if self.live else _size_of(stream))
         head += read()
         while 0 < len(head) < _MAGIC_SIZE and (more := read()):  # a pipe may give little at a time
             head += more
@@ -146,7 +150,9 @@ class Source:
         self.problem = unsupported(head)
         if self.problem is not None:
             return
-        kind = compression_of(head)
+        kind = self.compression = compression_of(head)
+        if kind is None and self.window is not None and self.size is not None:
+            head = self.window.reach(stream, head)
         raw = _pushed_back(head, read)
         yield from self._text(decoded(kind, raw) if kind else iter(raw, b""))
         if kind is None and self.size is not None:
@@ -322,6 +328,15 @@ def _open(path: Path) -> tuple[BinaryIO, bytes]:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _size_of(stream: BinaryIO) -> int | None:
+    """A regular file's size now: what is written while it is read is left to the next run, or a fast writer would be read for ever."""
+    try:
+        facts = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return None
+    return facts.st_size or None if stat.S_ISREG(facts.st_mode) else None
 
 
 def _sentence(error: OSError) -> str:

@@ -27,11 +27,18 @@ MAX_FINDINGS = 4
 MAX_ADVICE = 3
 
 
+class _Console(Console):
+    """Leaves a reader that goes away to the command line, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def make_console(color: str) -> Console:
     """A console on standard output; without colour where that is no terminal, unless told otherwise."""
     if color == "always":
-        return Console(force_terminal=True, highlight=False, soft_wrap=True)
-    return Console(no_color=True if color == "never" else None, highlight=False, soft_wrap=True)
+        return _Console(force_terminal=True, highlight=False, soft_wrap=True)
+    return _Console(no_color=True if color == "never" else None, highlight=False, soft_wrap=True)
 
 
 def print_answer(
