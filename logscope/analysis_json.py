@@ -10,22 +10,13 @@ from logscope.configuration import SETTINGS
 from logscope.events_json import iso
 from logscope.finding import Evidence, Finding
 from logscope.harmless import beginning, redacted
+from logscope.ledger_shares import LABELS
 from logscope.preemption_count import Preemptions
 from logscope.spikes import Spike
 from parsers.events import Coverage
 
-__all__ = ["LEDGER", "analysis_document"]
+__all__ = ["analysis_document", "evidence_object"]
 
-LEDGER = (
-    "queued_for_kv",
-    "queued_for_seat",
-    "queued_for_budget",
-    "prefill",
-    "decode",
-    "interference",
-    "preempted_wait",
-    "recompute",
-)
 _LATENCY = {
     "ttft_s": ("p50", "p90", "p99"),
     "e2e_s": ("p50", "p90", "p99"),
@@ -202,7 +193,7 @@ def _latency(found: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _ledger(found: Mapping[str, Mapping[str, float]] | None) -> dict[str, Any]:
     return {
-        name: {label: ((found or {}).get(name) or {}).get(label) for label in LEDGER}
+        name: {label: ((found or {}).get(name) or {}).get(label) for label in LABELS}
         for name in ("total_s", "slow_s", "typical_s")
     }
 
@@ -213,7 +204,7 @@ def _sum_ledger(results: Iterable[EngineResult], top: dict[str, Any] | None) -> 
         r.answer.ledger["total_s"] for r in results if r.answer is not None and r.answer.ledger
     ]
     if ledgers:
-        document["total_s"] = {label: sum(g.get(label, 0.0) for g in ledgers) for label in LEDGER}
+        document["total_s"] = {label: sum(g.get(label, 0.0) for g in ledgers) for label in LABELS}
     return document
 
 

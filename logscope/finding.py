@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-__all__ = ["Evidence", "Finding", "evidence_of", "seconds"]
+__all__ = ["Evidence", "Finding", "evidence_of", "proof", "seconds"]
 
 MAX_EVIDENCE = 5
 
@@ -36,6 +36,20 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     proves: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def proof(
+    verdict: str,
+    title: str,
+    span: tuple[datetime | None, datetime | None],
+    evidence: tuple[Evidence, ...],
+    facts: dict[str, Any] | None = None,
+) -> Finding:
+    """A critical finding that the log itself proves and that settles the verdict of the same name; `span` is its start and end."""
+    start, end = span
+    return Finding(
+        verdict, "critical", "measured", title, start, end, evidence, verdict, facts or {}
+    )
 
 
 def evidence_of(

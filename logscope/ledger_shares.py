@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from reference_engine.ledger import LABELS
+
 __all__ = ["LABELS", "delay", "means_of", "slow_and_typical", "slow_requests"]
 
-LABELS = (
-    "queued_for_kv",
-    "queued_for_seat",
-    "queued_for_budget",
-    "prefill",
-    "decode",
-    "interference",
-    "preempted_wait",
-    "recompute",
-)
 OWN_WORK = ("prefill", "decode")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from logscope.causes import LOST_TO
 from logscope.finding import Finding
 from logscope.windows import FULL_PCT, bound_of
 
@@ -37,12 +38,6 @@ RANK = (
 )
 """Which of several engines is the worst: the first of these that one has."""
 
-_GROUPS = {
-    "kv-capacity": ("queued_for_kv", "preempted_wait", "recompute"),
-    "seat-limit": ("queued_for_seat",),
-    "prefill-interference": ("interference", "queued_for_budget"),
-}
-
 
 def verdict_of(
     findings: Sequence[Finding],
@@ -73,7 +68,7 @@ def verdict_of_ledger(slow_s: Mapping[str, float | None]) -> str | None:
         return "healthy"
     shares = {
         verdict: sum(parts.get(label, 0.0) for label in labels)
-        for verdict, labels in _GROUPS.items()
+        for verdict, labels in LOST_TO.items()
     }
     return max(shares, key=lambda v: shares[v])
 

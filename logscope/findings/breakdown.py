@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from logscope.finding import Evidence, Finding, evidence_of, seconds
+from logscope.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.findings.context import Context, without_client_text
 from logscope.windows import usual_interval
 
@@ -31,20 +31,9 @@ def runtime_oom(context: Context) -> list[Finding]:
     rows = runtime.filter(pl.col("variant").str.contains("oom"))
     if rows.height == 0:
         return []
-    start, end = seconds(rows["at"].to_list())
     title = "The GPU ran out of memory while serving: lower gpu_memory_utilization or max_num_batched_tokens (never raise them)"
-    return [
-        Finding(
-            "runtime-oom",
-            "critical",
-            "measured",
-            title,
-            start,
-            end,
-            evidence_of(rows, context.texts),
-            "runtime-oom",
-        )
-    ]
+    span = seconds(rows["at"].to_list())
+    return [proof("runtime-oom", title, span, evidence_of(rows, context.texts))]
 
 
 def engine_crash(context: Context) -> list[Finding]:
@@ -54,33 +43,19 @@ def engine_crash(context: Context) -> list[Finding]:
     if swap is not None:
         rows = swap.filter(pl.col("variant").str.contains("swap_abort"))
         if rows.height:
-            start, end = seconds(rows["at"].to_list())
+            span = seconds(rows["at"].to_list())
             title = "The V0 engine died because a preempted request found no CPU swap space: raise --swap-space, or preempt by recomputation"
-            return [
-                Finding(
-                    "engine-crash",
-                    "critical",
-                    "measured",
-                    title,
-                    start,
-                    end,
-                    evidence_of(rows, context.texts),
-                    "engine-crash",
-                )
-            ]
+            return [proof("engine-crash", title, span, evidence_of(rows, context.texts))]
     runtime = log.get("runtime")
     if runtime is None or not context.served:
         return []
     dead = runtime.filter(pl.col("variant").str.contains(_DEAD))
     if dead.height == 0 or _stopped_before(context, dead):
         return []
-    start, end = seconds(dead["at"].to_list())
     cause = _cause(context, dead)
     title = f"The engine died while serving{cause}; its requests failed"
     evidence = evidence_of(dead, context.texts) + tuple(context.exceptions[:2])
-    return [
-        Finding("engine-crash", "critical", "measured", title, start, end, evidence, "engine-crash")
-    ]
+    return [proof("engine-crash", title, seconds(dead["at"].to_list()), evidence)]
 
 
 def _cause(context: Context, dead: pl.DataFrame) -> str:
@@ -141,9 +116,7 @@ def _stall(
     line = (str(row["source"]), int(str(row["line"])))
     title = f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
     evidence = (Evidence(*line, context.texts.get(line, "")),)
-    return Finding(
-        "engine-stall", "critical", "measured", title, start, end, evidence, "engine-stall"
-    )
+    return proof("engine-stall", title, (start, end), evidence)
 
 
 def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list[Finding]:
@@ -172,18 +145,8 @@ def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list
     if probes.height >= PROBES_OF_A_STALL and not moved and last["running"] == 0:
         title = f"After its last statistics line ({last['waiting']:.0f} waiting, none running) the server only answered {probes.height} health probes: it hung"
         key = (str(last["source"]), int(str(last["line"])))
-        return [
-            Finding(
-                "engine-stall",
-                "critical",
-                "measured",
-                title,
-                end,
-                None,
-                (Evidence(*key, context.texts.get(key, "")),),
-                "engine-stall",
-            )
-        ]
+        evidence = (Evidence(*key, context.texts.get(key, "")),)
+        return [proof("engine-stall", title, (end, None), evidence)]
     return []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from logscope.advice import overloaded
+from logscope.causes import LOST_TO
 from logscope.finding import Evidence, Finding, evidence_of, seconds
 from logscope.findings.context import Context
 from logscope.ordering import ordering_finding
@@ -92,9 +93,9 @@ def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
             ("queued_for_kv",),
             "Slow requests wait for KV blocks before they are admitted",
         ),
-        "seat-limit": (("queued_for_seat",), "Slow requests wait for a seat (max_num_seqs)"),
+        "seat-limit": (LOST_TO["seat-limit"], "Slow requests wait for a seat (max_num_seqs)"),
         "prefill-interference": (
-            ("interference", "queued_for_budget"),
+            LOST_TO["prefill-interference"],
             "Slow requests are held up by other requests' prefill",
         ),
     }

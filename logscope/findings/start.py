@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from logscope.finding import Evidence, Finding, evidence_of, seconds
+from logscope.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.findings.context import Context
 
 __all__ = ["failed_start"]
@@ -27,19 +27,8 @@ def failed_start(context: Context) -> list[Finding]:
     reason, evidence = _reason(context, errors)
     if reason is None:
         return []
-    start, end = log.facts.start, log.facts.end
-    return [
-        Finding(
-            "startup-failed",
-            "critical",
-            "measured",
-            f"The server did not start: {reason}",
-            start,
-            end,
-            evidence,
-            "startup-failed",
-        )
-    ]
+    span = log.facts.start, log.facts.end
+    return [proof("startup-failed", f"The server did not start: {reason}", span, evidence)]
 
 
 def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
@@ -47,24 +36,14 @@ def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
     told = max(rows, key=lambda r: sum(v is not None for v in r.values()))
     fits = _fits(told)
     title = _space_sentence(told, fits)
-    start, end = seconds(r["at"] for r in rows)
     facts: dict[str, Any] = {
         "max_model_len": told.get("max_model_len"),
         "largest_max_model_len": fits,
         "needed_gib": told.get("needed_gib"),
         "available_gib": told.get("available_kv_cache_gib"),
     }
-    return Finding(
-        "startup-kv-too-small",
-        "critical",
-        "measured",
-        title,
-        start,
-        end,
-        evidence_of(errors, context.texts),
-        "startup-kv-too-small",
-        facts,
-    )
+    span = seconds(r["at"] for r in rows)
+    return proof("startup-kv-too-small", title, span, evidence_of(errors, context.texts), facts)
 
 
 def _fits(row: dict[str, Any]) -> int | None:

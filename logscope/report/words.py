@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from logscope.causes import LEDGER_LABELS, LOST_TO
+
 __all__ = [
     "LEDGER_LABELS",
     "LOST_TO",
@@ -100,24 +102,6 @@ VERDICTS: dict[str, Verdict] = {
         "open",
         "?",
     ),
-}
-
-LEDGER_LABELS: dict[str, str] = {
-    "queued_for_kv": "queued for KV blocks",
-    "preempted_wait": "waiting after preemption",
-    "recompute": "recomputing lost tokens",
-    "queued_for_seat": "queued for a seat",
-    "queued_for_budget": "queued for token budget",
-    "interference": "slowed by others' prefill",
-    "prefill": "own prefill",
-    "decode": "own decode",
-}
-
-# Which labels of the ledger speak for which cause.
-LOST_TO: dict[str, tuple[str, ...]] = {
-    "kv-capacity": ("queued_for_kv", "preempted_wait", "recompute"),
-    "seat-limit": ("queued_for_seat",),
-    "prefill-interference": ("interference", "queued_for_budget"),
 }
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from logscope.causes import LEDGER_LABELS
 from logscope.harmless import stripped
 
 __all__ = [
@@ -32,16 +33,6 @@ VERDICTS = {
     "engine-crash": "the engine died while serving",
     "engine-stall": "the engine stopped moving with requests queued",
     "not-enough-evidence": "this log alone cannot tell",
-}
-LEDGER_WORDS = {
-    "queued_for_kv": "queued for KV blocks",
-    "queued_for_seat": "queued for a seat",
-    "queued_for_budget": "queued for token budget",
-    "prefill": "own prefill",
-    "decode": "own decode",
-    "interference": "slowed by others' prefill",
-    "preempted_wait": "waiting after preemption",
-    "recompute": "recomputing lost tokens",
 }
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -103,7 +94,7 @@ def share_words(ledger: dict[str, float | None], top: int = 3) -> str:
         return ""
     largest = sorted(parts.items(), key=lambda kv: -kv[1])[:top]
     return ", ".join(
-        f"{percent(v / total)} {LEDGER_WORDS.get(k, k)}" for k, v in largest if v / total >= 0.005
+        f"{percent(v / total)} {LEDGER_LABELS.get(k, k)}" for k, v in largest if v / total >= 0.005
     )
 
 
