@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from logscope.inference import Inference, infer, predict
+from logscope.inference import Inference, estimate, infer, predict
 from logscope.servers import engine_config
 from reference_engine.ledger import LABELS
 from reference_engine.replay import PlainReplay
@@ -15,6 +16,15 @@ from reference_engine.replay import PlainReplay
 from .statistics_log import SMALL, STEP_TIME, Served, burst, parsed, parsed_file, serve, with_blocks
 
 PRESSED = burst(90, seed=5, rate=4.0, long_share=0.3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fewer_particles() -> Iterator[None]:
+    """Half of the particles are enough for these logs."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(estimate, "_SECONDS", 1.3)
+    yield
+    patch.undo()
 
 
 @pytest.fixture(scope="module")
