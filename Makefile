@@ -3,6 +3,7 @@
 #   make demo    analyse a real log, print the answer, write out/report.html
 #   make test    the whole suite            make lint   ruff and mypy
 #   make bench   the benchmarks             make clean  remove what make made (not .venv: make distclean)
+#   make fuzz    mutate real logs for MINUTES=5, look for what breaks
 
 PYTHON ?= python3
 VENV   := .venv
@@ -13,7 +14,7 @@ JOBS   ?= auto
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench wheel readme man clean distclean
+.PHONY: help demo test lint format bench fuzz wheel readme man clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -55,6 +56,12 @@ bench: $(VENV)/.installed-dev
 	@set -e; for script in benchmarks/bench_*.py; do \
 	  [ -e "$$script" ] || { echo "no benchmarks/bench_*.py yet"; break; }; \
 	  echo "== $$script"; $(BIN)/python "$$script"; done
+
+# Finds go to out/fuzz. Guided by coverage (atheris, from the extra `fuzz`): make fuzz FUZZ_ARGS=--coverage
+MINUTES ?= 5
+FUZZ_ARGS ?=
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz.drive --minutes $(MINUTES) $(FUZZ_ARGS)
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -79,3 +79,15 @@ def test_all_patterns_are_found() -> None:
         "logscope.harmless._PROMPT",
     } <= places
     assert sum("/" in place for place in places) > 100, "the templates of the formats"
+
+
+def test_under_all_of_them_is_a_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    import regex
+
+    from parsers.families import template
+
+    monkeypatch.setattr(template, "_PATIENCE_S", 0.2)
+    slow = template.Compiled(regex.compile(r"(?:a|a|aa|aaa|b)*c"), ())
+    began = time.monotonic()
+    assert slow.read("a" * 40_000) is None
+    assert time.monotonic() - began < 5
