@@ -460,3 +460,21 @@ def test_the_budget_that_a_server_chose_tells_its_default_of_seats(
     (engine,) = document(tmp_path, lines)["engines"]
     assert (engine["config"]["max_num_seqs"], engine["config_basis"].get("max_num_seqs")) == seats
     assert engine["config"]["max_num_batched_tokens"] == budget
+
+
+@pytest.mark.parametrize(
+    ("version", "hints"),
+    [
+        ("0.9.2", ("start without --disable-log-requests",)),
+        ("0.12.0", ("start with --enable-log-requests",)),
+        ("0.19.1", ("start with --enable-log-requests", "start with --enable-logging-iteration-details")),
+        (None, ("vLLM 0.10.1 and later: start with --enable-log-requests, older ones: start without --disable-log-requests", "vLLM 0.14.0 and later: start with --enable-logging-iteration-details")),
+    ],
+)  # fmt: skip
+def test_a_hint_names_the_flag_of_the_version(
+    tmp_path: Path, version: str | None, hints: tuple[str, ...]
+) -> None:
+    start = [] if version is None else v1_start(version=version)
+    found = document(tmp_path, [*start, stats_v1(10, 4, 0, 10.0), stats_v1(20, 4, 0, 10.0)])
+    titles = [f["title"] for f in found["findings"] if f["id"] == "coverage"]
+    assert [t.partition("(")[2].rstrip(")") for t in titles if t.startswith("No ")] == list(hints)

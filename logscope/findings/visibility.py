@@ -46,23 +46,28 @@ def coverage(context: Context) -> list[Finding]:
         )
     if facts.engine == "V1" and context.logged.low is None:
         said.append(
-            "vLLM V1 logs no preemption: its count is inferred; /metrics vllm:num_preemptions_total proves it (give a scrape with --metrics)"
+            "vLLM V1 logs no preemption: only a replay infers it; /metrics vllm:num_preemptions_total proves it (give a scrape with --metrics)"
         )
     key = version_key(facts.version) if facts.version else None
     if log.get("request") is None:
-        flag = (
-            "--enable-log-requests"
-            if key is None or key >= (0, 10, 1)
-            else "no --disable-log-requests"
-        )
         said.append(
-            f"No request lines: arrivals are guessed from access lines and totals (start with {flag})"
+            f"No request lines: arrivals are guessed from access lines and totals ({_more_lines(key, (0, 10, 1), '--enable-log-requests', 'start without --disable-log-requests')})"
         )
     if log.get("iteration") is None and (key is None or key >= (0, 14, 0)) and facts.engine != "V0":
         said.append(
-            "No iteration lines: single steps are not visible (start with --enable-logging-iteration-details)"
+            f"No iteration lines: single steps are not visible ({_more_lines(key, (0, 14, 0), '--enable-logging-iteration-details')})"
         )
     return [Finding("coverage", "info", "measured", text) for text in said]
+
+
+def _more_lines(
+    version: tuple[int, ...] | None, since: tuple[int, ...], flag: str, before: str = ""
+) -> str:
+    """How to see more: a flag where the version has it, else what stands for it; both where the version is not known."""
+    if version is None:
+        older = f", older ones: {before}" if before else ""
+        return f"vLLM {'.'.join(map(str, since))} and later: start with {flag}{older}"
+    return f"start with {flag}" if version >= since else before
 
 
 def unsupported_features(context: Context) -> list[Finding]:
