@@ -57,7 +57,7 @@ class Sessions:
             server = self._servers[key] = _Server(len(self._servers))
         if family == "startup":
             self._start(server, record, variant, fields)
-        elif family in ("stats", "iteration", "request"):
+        elif family in ("iteration", "request") or (family == "stats" and "running" in fields):
             server.serving = True
         elif family == "preemption":
             self._counter(server, record, fields)

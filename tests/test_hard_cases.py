@@ -478,3 +478,24 @@ def test_a_hint_names_the_flag_of_the_version(
     found = document(tmp_path, [*start, stats_v1(10, 4, 0, 10.0), stats_v1(20, 4, 0, 10.0)])
     titles = [f["title"] for f in found["findings"] if f["id"] == "coverage"]
     assert [t.partition("(")[2].rstrip(")") for t in titles if t.startswith("No ")] == list(hints)
+
+
+@pytest.mark.parametrize(("probes", "stalled"), [(60, True), (25, False)])
+def test_probes_tell_the_time_when_nothing_else_does(
+    tmp_path: Path, probes: int, stalled: bool
+) -> None:
+    lines = v1_start()
+    for i in range(1, 7):  # five probes in each interval of 10 s
+        lines += [stats_v1(10 * i, 4, 2, 30.0), *[access()] * 5]
+    found = document(tmp_path, lines + [access()] * (probes - 5))
+    assert ("engine-stall" in ids(found)) is stalled
+
+
+def test_several_api_servers_are_one_start(tmp_path: Path) -> None:
+    lines = v1_start()
+    off = "(ApiServer_{0} pid=5{0}) WARNING 05-09 00:49:01 [async_llm.py:1] AsyncLLM created with api_server_count more than 1; disabling stats logging to avoid incomplete stats."
+    lines[2:2] = [off.format(k) for k in range(4)]
+    found = document(tmp_path, [*lines, access("/v1/completions", "POST")])
+    assert [e["run"] for e in found["engines"]] == [0]
+    assert found["engines"][0]["kv_cache"]["tokens"] == 8000
+    assert any("several API servers" in f["title"] for f in found["findings"])

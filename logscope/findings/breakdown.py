@@ -20,6 +20,7 @@ _NAMELESS = "EngineDeadError"
 CLEAN_STOP_S = 5
 MIN_SILENCE_S = 30.0
 PROBES_OF_A_STALL = 20
+PROBE_PATHS = ("/health", "/ping", "/metrics")
 ZERO_WINDOWS_OF_A_STALL = 3
 
 
@@ -134,20 +135,38 @@ def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list
     silence = max((latest - end).total_seconds(), _outer_silence(context, order))
     if silence > limit:
         return [_stall(context, last, end, end + timedelta(seconds=silence), silence)]
-    http = log.get("http")
+    return _only_probes(context, last, limit)
+
+
+def _only_probes(context: Context, last: Mapping[str, Any], limit: float) -> list[Finding]:
+    """Behind the last statistics nothing but health probes, which bear no time: they tell it by their number.
+
+    With nothing running twenty are enough; else they must be more than came in as long a time before.
+    """
+    http, requests, order = context.log.get("http"), context.log.get("request"), last["order"]
     if http is None or "path" not in http.columns:
         return []
-    probes = http.filter(
-        (pl.col("order") > order) & pl.col("path").is_in(["/health", "/ping", "/metrics"])
-    )
-    others = log.get("request")
-    moved = others is not None and others.filter(pl.col("order") > order).height > 0
-    if probes.height >= PROBES_OF_A_STALL and not moved and last["running"] == 0:
-        title = f"After its last statistics line ({last['waiting']:.0f} waiting, none running) the server only answered {probes.height} health probes: it hung"
-        key = (str(last["source"]), int(str(last["line"])))
-        evidence = (Evidence(*key, context.texts.get(key, "")),)
-        return [proof("engine-stall", title, (end, None), evidence)]
-    return []
+    if requests is not None and requests.filter(pl.col("order") > order).height:
+        return []
+    probes = http.filter(pl.col("path").is_in(PROBE_PATHS))
+    after = probes.filter(pl.col("order") > order).height
+    if after < PROBES_OF_A_STALL:
+        return []
+    if last["running"] > 0:
+        windows = context.windows
+        assert windows is not None
+        before = probes.filter(pl.col("order").is_between(windows["order"][0], order)).height
+        every = windows["interval_s"][1:].clip(0, 60).sum() / before if before else 0.0
+        if after * every <= 2 * limit:
+            return []
+    title = f"After its last statistics line ({last['waiting']:.0f} waiting, {_none_or(last['running'])} running) the server only answered {after} health probes: it hung"
+    key = (str(last["source"]), int(last["line"]))
+    evidence = (Evidence(*key, context.texts.get(key, "")),)
+    return [proof("engine-stall", title, (last["end"], None), evidence)]
+
+
+def _none_or(count: float) -> str:
+    return f"{count:.0f}" if count else "none"
 
 
 def _latest(frame: pl.DataFrame, after: datetime, order: int) -> datetime | None:
