@@ -72,7 +72,7 @@ class Accounts(Costs):
                 else:
                     cost = self._open_cost(full and last == "prefill", going)
                     cost += self._open_cost(full and last == "recompute", redoing)
-                if cost > _HOPELESS and not self.lost[k]:
+                if cost > _HOPELESS:
                     continue
                 for more, complete in self._completions(prompts, resumes, going, redoing):
                     forced = decoding + [
@@ -127,7 +127,7 @@ class Accounts(Costs):
             if new < 0:
                 continue
             extra = alive + new + len(resumed) - self.n[k]
-            if self.rules.threshold and abs(extra) > 1 and not self.lost[k]:
+            if self.rules.threshold and abs(extra) > 1:
                 continue
             cost = self._admit_cost(state, k, going, redoing, resumed, new)
             if base.cost + cost > 2 * _HOPELESS:
@@ -229,7 +229,7 @@ class Accounts(Costs):
         self, state: State, k: int, base: Account, extra: int, free: list[int]
     ) -> Iterator[Account]:
         freed, doubt = self.freed(state, base.left_at)
-        if freed is None or self.lost[k]:
+        if freed is None:
             fits = [i for i in free if self._limit_fits(state, i, base.left_at)]
             if self.rules.priority and extra == 1 and fits:
                 for place in fits[:_CHOICES]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 __all__ = ["History", "Rules", "Span", "Track"]
 
@@ -72,8 +72,7 @@ class Track:
     """All histories in order of admission, and how well the steps were explained.
 
     `cost`: how far from the rules the account had to go, summed over steps; `low`, `high`: evictions of the other accounts that are
-    nearly as good; `blind_steps`: steps whose lines are missing; `groups`: per step with several prompts or one that joins them,
-    the places of the histories that shared its context tokens; `resumes`: the same for recomputed tokens.
+    nearly as good; `blind_steps`: steps whose lines are missing.
     """
 
     histories: tuple[History, ...]
@@ -81,8 +80,6 @@ class Track:
     low: int = 0
     high: int = 0
     blind_steps: int = 0
-    groups: tuple[tuple[int, tuple[int, ...]], ...] = field(default=())
-    resumes: tuple[tuple[int, tuple[int, ...]], ...] = field(default=())
 
     @property
     def evictions(self) -> list[tuple[int, int]]:

@@ -68,10 +68,8 @@ class State:
         "done",
         "evictions",
         "groups",
-        "joined",
         "next_new",
         "numbers",
-        "resumed",
         "running",
         "taken",
         "waiting",
@@ -82,8 +80,6 @@ class State:
         self.waiting: list[Live] = []
         self.done: Any = None
         self.groups: dict[int, Group] = {}
-        self.joined: Any = None
-        self.resumed: Any = None
         self.taken: frozenset[int] = frozenset()
         self.numbers = 0
         self.next_new = 0
@@ -169,7 +165,6 @@ class State:
             for other in groups[1:]:
                 self.groups[other] = total
         self.groups[number] = total
-        self.joined = ((step, tuple(self.running[i].number for i in members)), self.joined)
 
     # -- who a request is, where the order of admission does not tell ------------------------------------
 

@@ -66,7 +66,6 @@ class _Search:
     def _result(self, states: list[State]) -> Track:
         best = min(states, key=lambda s: s.cost)
         near = [s.evictions for s in states if s.cost <= best.cost + _NEARLY]
-        place = {number: i for i, number in enumerate(sorted(_numbers(best)))}
         histories = best.histories()
         if self.rules.priority:
             histories = _named(histories, range(self.arrivals.before, len(self.limit)))
@@ -76,8 +75,6 @@ class _Search:
             low=min(near),
             high=max(near),
             blind_steps=sum(self.accounts.lost),
-            groups=_chain(best.joined, place),
-            resumes=_chain(best.resumed, place),
         )
 
     def _eventful(self) -> Iterator[int]:
@@ -310,7 +307,6 @@ class _Search:
                 tokens -= round(prompt) + live.out
                 rough |= not sure or self.rules.caching
         elif resumed and view.excess[k]:
-            state.resumed = ((k, tuple(state.running[i].number for i in resumed)), state.resumed)
             alone = len(resumed) == 1 and state.running[resumed[0]].start == k
             if alone and self._whole(k):
                 live = state.running[resumed[0]]
@@ -341,18 +337,3 @@ def _named(histories: Sequence[History], requests: Sequence[int]) -> tuple[Histo
     return tuple(
         h if h.before_log or not h.spans else replace(h, request=next(left, -1)) for h in histories
     )
-
-
-def _numbers(state: State) -> Iterator[int]:
-    chain = state.done
-    while chain is not None:
-        (live, *_), chain = chain
-        yield live.number
-
-
-def _chain(chain: object, place: dict[int, int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    found = []
-    while chain is not None:
-        (step, numbers), chain = chain  # type: ignore[misc]
-        found.append((step, tuple(place[n] for n in numbers if n in place)))
-    return tuple(reversed(found))
