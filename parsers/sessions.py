@@ -16,6 +16,8 @@ _REPLICA = re.compile(r"(?:ServeReplica|LLMServer)\S* pid=\d+")
 
 # In the order in which a start prints them: a marker that is not after the last one begins a new start.
 _MARKERS = ("api_version", "version_model", "init")
+# Of the family `stats`, but printed while a server starts.
+_OF_A_START = ("v1_cacheinfo", "v1_stats_disabled")
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Sessions:
             server = self._servers[key] = _Server(len(self._servers))
         if family == "startup":
             self._start(server, record, variant, fields)
-        elif family in ("iteration", "request") or (family == "stats" and "running" in fields):
+        elif family in ("stats", "iteration", "request") and variant not in _OF_A_START:
             server.serving = True
         elif family == "preemption":
             self._counter(server, record, fields)
