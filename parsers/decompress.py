@@ -12,6 +12,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import BinaryIO, Protocol
 
 __all__ = ["BLOCK", "DamagedError", "compression_of", "decoded", "open_blocks", "unsupported"]
@@ -22,6 +23,7 @@ _XZ_MEMORY = 1 << 28
 # What follows a member's end is copied once a member: in a file of many small ones (a shipper that compresses line by line) a large
 # piece would be copied a thousand times.
 _PIECE = 1 << 16
+_CAREFUL = 1 << 6
 # Logs are compressed 10 to 50 times, the same few lines again and again up to 350 times; a bomb a thousand times and more.
 BOMB_BYTES = 1 << 27
 BOMB_RATIO = 500
@@ -68,13 +70,31 @@ class _Gzip:
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=31)
+        self._damage: zlib.error | None = None
 
     def feed(self, data: bytes) -> bytes:
-        return self._zlib.decompress(self._zlib.unconsumed_tail + data, BLOCK)
+        if self._damage is not None:
+            raise self._damage
+        data = self._zlib.unconsumed_tail + data
+        before = self._zlib.copy()
+        try:
+            return self._zlib.decompress(data, BLOCK)
+        except zlib.error as error:
+            self._damage = error
+            return self._before_damage(before, data)
+
+    def _before_damage(self, decoder: zlib._Decompress, data: bytes) -> bytes:
+        """What stands before the damage in a piece: zlib gives nothing of a piece that holds some."""
+        parts: list[bytes] = []
+        with suppress(zlib.error):
+            parts.extend(
+                decoder.decompress(data[at : at + _CAREFUL]) for at in range(0, len(data), _CAREFUL)
+            )
+        return b"".join(parts)
 
     @property
     def hungry(self) -> bool:
-        return not self._zlib.unconsumed_tail
+        return self._damage is None and not self._zlib.unconsumed_tail
 
     @property
     def done(self) -> bool:

@@ -362,3 +362,15 @@ def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
     missing = run("parse", os.fsdecode(b"/nowhere/\xff\x1b[2J.log"))
     assert missing.returncode == 3
     assert "\x1b" not in missing.stderr
+
+
+def test_what_stands_before_the_damage_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "server.log.gz"
+    lines = "\n".join(stats_v1(i, i % 97, 0, i % 100) for i in range(3000))
+    whole = gzip.compress(lines.encode())
+    half = len(whole) // 2
+    path.write_bytes(whole[:half] + b"\xff" * 50 + whole[half + 50 :])
+    result = run("parse", path)
+    assert result.returncode == 4
+    told(result, "server.log.gz", "damaged gzip stream")
+    assert result.stdout.count('"stats"') > 1000
