@@ -442,3 +442,11 @@ def test_a_hole_of_nuls_within_a_log_is_passed_over(tmp_path: Path) -> None:
     start, rest = v1_start(), [stats_v1(10 * i, 4, 0, 5.0) for i in range(1, 4)]
     path.write_bytes("\n".join(start).encode() + b"\n" + b"\0" * 5000 + "\n".join(rest).encode())
     assert len(run("parse", path).stdout.splitlines()) == len(start) + len(rest)
+
+
+def test_a_span_without_events_is_said_aloud(tmp_path: Path) -> None:
+    path = log(tmp_path, *v1_start(), *[stats_v1(10 * i, 4, 0, 5.0) for i in range(1, 4)])
+    empty = run("analyze", path, "--no-replay", "--since", "2099-01-01")
+    assert b"nothing in this log lies between" in empty.stderr
+    some = run("analyze", path, "--no-replay", "--since", "-20s")
+    assert some.stderr == b""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+SETUP_FAMILIES = {"startup", "kv_sizing"}
 _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
 
 
@@ -174,6 +175,11 @@ def command(
             for problem in problems(data.coverage):
                 click.echo(f"logscope: {problem}", err=True)
         check_something_read(data.coverage)
+        if not quiet and not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
+            click.echo(
+                "logscope: nothing in this log lies between --since and --until; what follows is from the server's start lines alone",
+                err=True,
+            )
         with progress_bar(quiet=quiet, color=color) as progress:
             found = analyze_on(
                 executor, data, given=given, replay=not no_replay, seed=seed, progress=progress
