@@ -61,7 +61,8 @@ class Steps:
     @property
     def excess(self) -> Ints:
         """Generation tokens beyond one a request: the first model runner's recomputation."""
-        return np.maximum(self.generation_tokens - self.generation, 0)
+        beyond: Ints = np.maximum(self.generation_tokens - self.generation, 0)
+        return beyond
 
     @property
     def start(self) -> Floats:
