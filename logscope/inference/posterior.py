@@ -27,8 +27,10 @@ __all__ = [
     "Ledgers",
     "count_preemptions",
     "fit_of",
+    "gap_percentiles",
     "latencies",
     "ledgers",
+    "percentiles_of_many",
     "pressure_of",
 ]
 
@@ -119,9 +121,12 @@ def _finished(particle: Particle) -> list[SketchRequest]:
 
 
 def latencies(
-    particles: Sequence[Particle], replayed: Sequence[Replayed]
+    particles: Sequence[Particle], replayed: Sequence[Replayed], pooled: bool
 ) -> dict[str, dict[str, float | None]]:
-    """TTFT and E2E percentiles, the median over particles; gaps between tokens over all replays; seconds."""
+    """TTFT and E2E percentiles over the particles' finished requests, gaps between tokens over all replays; seconds.
+
+    `pooled`: over all particles' requests together, as `percentiles_of_many` says.
+    """
     firsts, ends = [], []
     for particle in particles:
         done = _finished(particle)
@@ -129,16 +134,27 @@ def latencies(
             firsts.append([(r.first or 0.0) - r.arrival for r in done])
             ends.append([(r.end or 0.0) - r.arrival for r in done])
     return {
-        "ttft_s": _middle_percentiles(firsts),
-        "e2e_s": _middle_percentiles(ends),
+        "ttft_s": percentiles_of_many(firsts, pooled),
+        "e2e_s": percentiles_of_many(ends, pooled),
         "itl_s": gap_percentiles(replayed),
     }
 
 
-def _middle_percentiles(samples: Sequence[Sequence[float]]) -> dict[str, float | None]:
+def percentiles_of_many(
+    samples: Sequence[Sequence[float]], pooled: bool
+) -> dict[str, float | None]:
+    """p50, p90, p99 over several samples of one thing, None without any.
+
+    The median of the samples' own percentiles; or `pooled`, where each sample drew its lengths anew: a single one then
+    holds too little of the tail.
+    """
+    samples = [s for s in samples if len(s)]
     if not samples:
         return dict.fromkeys(_RANGE)
-    found = np.median([np.percentile(np.array(s), (50, 90, 99)) for s in samples], axis=0)
+    if pooled:
+        found = np.percentile(np.concatenate([np.asarray(s) for s in samples]), (50, 90, 99))
+    else:
+        found = np.median([np.percentile(np.asarray(s), (50, 90, 99)) for s in samples], axis=0)
     return {name: float(v) for name, v in zip(_RANGE, found, strict=True)}
 
 

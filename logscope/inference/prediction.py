@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from logscope.inference.posterior import Ledgers, gap_percentiles, ledgers
+from logscope.inference.posterior import Ledgers, gap_percentiles, ledgers, percentiles_of_many
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
 from reference_engine.config import EngineConfig
-from reference_engine.summary import Summary, summarise
+from reference_engine.summary import summarise
 
 __all__ = ["Prediction", "predict_workloads", "summarise_replays"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Means over the sampled workloads: latencies in seconds by percentile, None where nothing finished."""
+    """What the sampled workloads say together: counts as means, latencies in seconds by percentile, None where nothing finished."""
 
     preemptions: float
     recomputed_tokens: float
@@ -50,6 +50,7 @@ def predict_workloads(
     arrival_scale: float = 1.0,
     replicas: int = 1,
     factors: StepFactors | None = None,
+    pooled: bool = False,
 ) -> Prediction:
     """Replay each workload under `config` and average.
 
@@ -59,6 +60,7 @@ def predict_workloads(
         arrival_scale: 2 for twice the load (the same requests in half the time).
         replicas: so many engines, requests in turn.
         factors: what the change does to the step times.
+        pooled: latencies over all replays together (see `percentiles_of_many`).
     """
     return summarise_replays(
         [
@@ -66,18 +68,19 @@ def predict_workloads(
                 workload, config, arrival_scale=arrival_scale, replicas=replicas, factors=factors
             )
             for workload in workloads
-        ]
+        ],
+        pooled,
     )
 
 
-def summarise_replays(replayed: Sequence[Replayed]) -> Prediction:
-    """The mean of several replays' summaries."""
+def summarise_replays(replayed: Sequence[Replayed], pooled: bool = False) -> Prediction:
+    """What several replays say together; `pooled` as in `percentiles_of_many`."""
     found = [summarise(one.records, one.gaps) for one in replayed]
     return Prediction(
         preemptions=_mean([s.preemptions for s in found]) or 0.0,
         recomputed_tokens=_mean([s.recomputed_tokens for s in found]) or 0.0,
-        ttft_s=_percentiles(found, "ttft_s"),
-        e2e_s=_percentiles(found, "e2e_s"),
+        ttft_s=percentiles_of_many([_seconds(one, "first_token") for one in replayed], pooled),
+        e2e_s=percentiles_of_many([_seconds(one, "end") for one in replayed], pooled),
         itl_s=gap_percentiles(replayed),
         generation_tokens_per_s=_mean([s.generation_tokens_per_s for s in found]),
         duration_s=_mean([s.duration_s for s in found]),
@@ -86,8 +89,10 @@ def summarise_replays(replayed: Sequence[Replayed]) -> Prediction:
     )
 
 
-def _percentiles(found: Sequence[Summary], name: str) -> dict[str, float | None]:
-    return {p: _mean([getattr(s, name)[p] for s in found]) for p in ("p50", "p90", "p99")}
+def _seconds(replayed: Replayed, what: str) -> list[float]:
+    """Seconds from arrival to `first_token` or `end`, of the requests that finished."""
+    done = [r for r in replayed.records if r.status == "finished"]
+    return [(getattr(r, what) - r.arrival) / 1e9 for r in done if getattr(r, what) is not None]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
