@@ -69,7 +69,7 @@ def command(
     """
     from logscope.errors import LogscopeError
     from logscope.reading import check_something_read
-    from logscope.watching.follow import live_lines
+    from logscope.watching.follow import live_lines, needed
     from logscope.watching.monitor import Monitor
     from logscope.watching.source import open_source, open_unit
     from logscope.watching.teller import Teller
@@ -90,7 +90,7 @@ def command(
         teller = Teller(monitor, screen, _out(stack, json_target), told=not new)
         stack.enter_context(_sigterm())
         try:
-            lines = live_lines(teller.timed(chunks), timezone=timezone)
+            lines = needed(live_lines(teller.timed(chunks), timezone=timezone), coverage)
             for event in read_lines(lines, coverage, name=name, year=year):
                 teller.tell(monitor.take(event))
         except (KeyboardInterrupt, _Stopped):
