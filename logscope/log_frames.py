@@ -17,11 +17,13 @@ from parsers.events import Coverage, Event
 from parsers.frames import FrameBuilder
 from parsers.reader import Keep
 
-__all__ = ["LogFrames", "read_log"]
+__all__ = ["EVIDENCE_FAMILIES", "SETUP_FAMILIES", "LogFrames", "read_log"]
 
-_EVIDENCE = frozenset(("stats", "preemption", "kv_error", "kv_sizing", "runtime", "shutdown"))
+EVIDENCE_FAMILIES = frozenset(
+    ("stats", "preemption", "kv_error", "kv_sizing", "runtime", "shutdown")
+)
 # What a server says of itself stands before any span that a user asks for, and is needed all the same.
-_SETUP = frozenset(("startup", "kv_sizing"))
+SETUP_FAMILIES = frozenset(("startup", "kv_sizing"))
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ def _take(found: LogFrames, builder: FrameBuilder, event: Event) -> None:
         place.append(Evidence(event.source, event.line, event.text))
         return
     builder.add(event)
-    if event.family in _EVIDENCE and event.text:
+    if event.family in EVIDENCE_FAMILIES and event.text:
         found.texts[event.source, event.line] = event.text
 
 
@@ -78,5 +80,5 @@ def _within(events: Iterable[Event], span: Span) -> Iterator[Event]:
     last: datetime | None = None
     for event in events:
         last = span.clock(event.time, event.outer_us) or last
-        if event.family in _SETUP or span.holds(last, end):
+        if event.family in SETUP_FAMILIES or span.holds(last, end):
             yield event

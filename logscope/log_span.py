@@ -9,13 +9,11 @@ from datetime import datetime
 import polars as pl
 
 from logscope.finding import Evidence
-from logscope.log_frames import LogFrames
+from logscope.log_frames import SETUP_FAMILIES, LogFrames
 from logscope.times import Span
 from parsers.clock import to_epoch_us
 
 __all__ = ["within_span"]
-
-_SETUP = frozenset(("startup", "kv_sizing"))  # as in `logscope.log_frames`
 
 
 def within_span(data: LogFrames, span: Span) -> LogFrames:
@@ -35,7 +33,7 @@ def within_span(data: LogFrames, span: Span) -> LogFrames:
             kept.append(order)
     inside = pl.Series("order", kept, dtype=pl.Int64)
     frames = {
-        family: frame if family in _SETUP else frame.filter(pl.col("order").is_in(inside.implode()))
+        family: frame if family in SETUP_FAMILIES else frame.filter(pl.col("order").is_in(inside.implode()))
         for family, frame in data.frames.items()
     }
     exceptions = {

@@ -18,6 +18,7 @@ __all__ = [
     "open_sources",
     "reading_options",
     "source_argument",
+    "state_option",
     "unit_option",
     "write_json",
 ]
@@ -25,6 +26,13 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 source_argument = click.argument("sources", nargs=-1, metavar="[SOURCE]...")
+
+state_option = click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Remember there what was read: the next run reads only what is new.",
+)
 
 unit_option = click.option(
     "--unit",

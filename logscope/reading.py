@@ -11,7 +11,7 @@ from logscope.times import Span
 from parsers.events import Coverage, Event
 from parsers.reader import KEEP_EVENTS, Keep, read_events
 
-__all__ = ["check_something_read", "events_in", "partly_read", "problems"]
+__all__ = ["check_something_read", "cut", "events_in", "partly_read", "problems"]
 
 
 def events_in(
@@ -29,10 +29,11 @@ def events_in(
     events = read_events(sources, coverage, year=year, keep=keep)
     if span.is_open:
         return events
-    return _cut(events, span)
+    return cut(events, span)
 
 
-def _cut(events: Iterable[Event], span: Span) -> Iterator[Event]:
+def cut(events: Iterable[Event], span: Span) -> Iterator[Event]:
+    """What `span` holds of `events`."""
     end: datetime | None = None
     if span.needs_end:
         kept = list(events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,16 @@ class RecordClock:
         )
         self._last: datetime | None = None
         self.backwards = 0
+
+    def state(self) -> dict[str, Any]:
+        """Where the clock stands, as JSON holds it."""
+        last = self._last.isoformat() if self._last is not None else None
+        return {"year": self._year, "last": last, "backwards": self.backwards}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` says that a clock of this stream stood."""
+        self._year, self.backwards = state["year"], state["backwards"]
+        self._last = datetime.fromisoformat(state["last"]) if state["last"] is not None else None
 
     def resolve(self, stamp: Stamp, outer_us: int | None = None) -> datetime | None:
         """Return the local time of `stamp`; None where no year makes it a date (30 February)."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from parsers.records import Record
 
-__all__ = ["Place", "Sessions", "engine_index"]
+__all__ = ["OF_A_START", "Place", "Sessions", "engine_index"]
 
 # EngineCore_DP1, EngineCore_1, Worker_DP1_TP0, DPEngineCoreActor_DP1, APIServer_DP1
 _ENGINE_IN_NAME = re.compile(r"(?:_DP|^EngineCore_)(?P<index>\d{1,4})")
@@ -17,7 +17,7 @@ _REPLICA = re.compile(r"(?:ServeReplica|LLMServer)\S* pid=\d+")
 # In the order in which a start prints them: a marker that is not after the last one begins a new start.
 _MARKERS = ("api_version", "version_model", "init")
 # Of the family `stats`, but printed while a server starts.
-_OF_A_START = ("v1_cacheinfo", "v1_stats_disabled")
+OF_A_START = ("v1_cacheinfo", "v1_stats_disabled")
 
 
 @dataclass(slots=True)
@@ -49,6 +49,40 @@ class Sessions:
     def __init__(self) -> None:
         self._servers: dict[tuple[str | None, ...], _Server] = {}
 
+    def state(self) -> list[dict[str, Any]]:
+        """What is known of the servers, as JSON holds it."""
+        return [
+            {
+                "key": list(key),
+                "index": server.index,
+                "run": server.run,
+                "serving": server.serving,
+                "seen": {rank: sorted(who, key=str) for rank, who in server.seen.items()},
+                "counters": [[*who, count] for who, count in server.counters.items()],
+            }
+            for key, server in self._servers.items()
+        ]
+
+    @classmethod
+    def from_state(cls, state: list[dict[str, Any]]) -> Sessions:
+        """The sessions that `state` described."""
+        sessions = cls()
+        for known in state:
+            sessions._servers[tuple(known["key"])] = _Server(
+                known["index"],
+                known["run"],
+                {rank: set(who) for rank, who in known["seen"].items()},
+                known["serving"],
+                {(process, pid): count for process, pid, count in known["counters"]},
+            )
+        return sessions
+
+    def reserve(self, other: Sessions) -> None:
+        """Give the servers that only `other`, which went on from here, has met the numbers that they have there."""
+        for key, server in other._servers.items():
+            if key not in self._servers:
+                self._servers[key] = _Server(server.index)
+
     def place(
         self, group: str, record: Record, family: str, variant: str, fields: dict[str, Any]
     ) -> Place:
@@ -59,7 +93,7 @@ class Sessions:
             server = self._servers[key] = _Server(len(self._servers))
         if family == "startup":
             self._start(server, record, variant, fields)
-        elif family in ("stats", "iteration", "request") and variant not in _OF_A_START:
+        elif family in ("stats", "iteration", "request") and variant not in OF_A_START:
             server.serving = True
         elif family == "preemption":
             self._counter(server, record, fields)

@@ -12,6 +12,7 @@ from logscope.options import (
     open_sources,
     reading_options,
     source_argument,
+    state_option,
     unit_option,
     write_json,
 )
@@ -103,6 +104,7 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
     type=click.Choice(["ray"]),
     help="Read and replay on a Ray cluster that runs; its nodes must see the same files.",
 )
+@state_option
 @unit_option
 @reading_options
 @display_options
@@ -124,6 +126,7 @@ def command(
     latencies: str | None,
     jobs: int,
     on: str | None,
+    state: Path | None,
     units: tuple[str, ...],
     since: Moment | None,
     until: Moment | None,
@@ -170,7 +173,7 @@ def command(
     span = Span(since, until, timezone)
     opened = open_sources(sources, timezone=timezone, units=units, span=span)
     with executor_for(jobs, on) as executor:
-        data = read_on(executor, opened, span, year=year)
+        data = read_on(executor, opened, span, year=year, state=state)
         if not quiet:
             for problem in problems(data.coverage):
                 click.echo(f"logscope: {problem}", err=True)

@@ -14,6 +14,7 @@ from logscope.options import (
     open_sources,
     reading_options,
     source_argument,
+    state_option,
     unit_option,
 )
 from logscope.times import Moment, Span
@@ -46,6 +47,7 @@ __all__ = ["command"]
     is_flag=True,
     help="Keep prompts, token ids and outputs (left out otherwise).",
 )
+@state_option
 @unit_option
 @reading_options
 @display_options
@@ -57,6 +59,7 @@ def command(
     output: Path | None,
     keep_other: bool,
     include_prompts: bool,
+    state: Path | None,
     units: tuple[str, ...],
     since: Moment | None,
     until: Moment | None,
@@ -73,14 +76,22 @@ def command(
     \b
     Example:
       logscope parse server.log | jq 'select(.family == "stats")'
+      logscope parse /var/log/vllm --state seen >> events.jsonl
     """
-    from logscope.reading import check_something_read, events_in, partly_read, problems
+    from logscope.reading import check_something_read, cut, events_in, partly_read, problems
     from parsers.reader import Keep
 
     coverage = Coverage()
     span = Span(since, until, timezone)
     opened = open_sources(sources, timezone=timezone, units=units, span=span, from_start=False)
-    events = events_in(opened, coverage, span, year=year, keep=Keep(keep_other, include_prompts))
+    keep = Keep(keep_other, include_prompts)
+    if state is not None:
+        from logscope.incremental.events import new_events
+
+        news = new_events(state / "parse", opened, coverage, year=year, keep=keep)
+        events = cut(news, span)
+    else:
+        events = events_in(opened, coverage, span, year=year, keep=keep)
     if output is not None:
         _write_parquet(events, output)
     elif form == "csv":
@@ -90,7 +101,8 @@ def command(
     if not quiet:
         for problem in problems(coverage):
             click.echo(f"logscope: {problem}", err=True)
-    check_something_read(coverage)
+    if state is None or coverage.skipped_sources:
+        check_something_read(coverage)
     if verbose:
         click.echo(
             f"{coverage.lines} lines, {coverage.events} events, {coverage.other_records} other records, {coverage.foreign_lines} foreign lines",

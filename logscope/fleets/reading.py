@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from logscope.fleets.coverage import add_coverage
 from logscope.fleets.executors import Executor
 from logscope.log_frames import LogFrames, read_log
 from logscope.log_span import within_span
@@ -190,29 +191,9 @@ def merged_coverage(parts: Sequence[Coverage], names: Sequence[str]) -> Coverage
 
     whole = Coverage()
     for part in parts:
-        for name in _COUNTS:
-            setattr(whole, name, getattr(whole, name) + getattr(part, name))
-        whole.sources += part.sources
-        whole.skipped_sources += part.skipped_sources
-        whole.warning_samples += part.warning_samples
-        whole.partly |= part.partly
-        for engine, count in part.other_engines.items():
-            whole.other_engines[engine] = whole.other_engines.get(engine, 0) + count
+        add_coverage(whole, part)
     whole.sources.sort(key=place)
     whole.skipped_sources.sort(key=lambda s: place(s["source"]))
     whole.warning_samples.sort(key=lambda s: place(s["source"]))
     del whole.warning_samples[MAX_SAMPLES:]
     return whole
-
-
-_COUNTS = (
-    "bytes",
-    "lines",
-    "events",
-    "other_records",
-    "foreign_lines",
-    "unrecognized_warnings",
-    "out_of_order",
-    "truncated",
-    "vllm_records",
-)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from logscope.analysis import Analysis, analyze
@@ -16,9 +17,18 @@ __all__ = ["analyze_on", "read_on"]
 
 
 def read_on(
-    executor: Executor, sources: Sequence[Any], span: Span, *, year: int | None = None
+    executor: Executor,
+    sources: Sequence[Any],
+    span: Span,
+    *,
+    year: int | None = None,
+    state: Path | None = None,
 ) -> LogFrames:
-    """Read `sources`, the streams in parallel where `executor` has several places to run."""
+    """Read `sources`, the streams in parallel where `executor` has several places to run; with `state` only what is new, one by one."""
+    if state is not None:
+        from logscope.incremental.frames import read_with_state
+
+        return read_with_state(state / "analyze", sources, span, year=year)
     if isinstance(executor, Serial):
         return read_log(sources, span, year=year)
     return read_fleet(sources, span, executor, year=year)
