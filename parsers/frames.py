@@ -148,18 +148,20 @@ def columns_of(family: str) -> dict[str, pl.DataType]:
 def fields_frame(family: str, fields: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """The fields of a family's matches as columns of its schema, and `extra`; one row each."""
     schema = families.schema(family)
-    own = [(name, dtype) for name, dtype in schema.items() if name not in COMMON]
-    columns: dict[str, list[Any]] = {name: [] for name, _ in own}
-    extra: list[str | None] = []
-    for row in fields:
-        rest = {k: v for k, v in row.items() if k not in schema or k in COMMON}
-        for name, dtype in own:
-            value, fits = _fit(row.get(name), dtype)
-            columns[name].append(value)
-            if not fits:
-                rest[name] = row[name]
-        extra.append(json.dumps(rest, default=str, ensure_ascii=False) if rest else None)
-    built = [pl.Series(name, columns[name], dtype=dtype, strict=False) for name, dtype in own]
+    own = {name: dtype for name, dtype in schema.items() if name not in COMMON}
+    built = []
+    rests = [{k: v for k, v in row.items() if k not in own} for row in fields]
+    for name, dtype in own.items():
+        values = [row.get(name) for row in fields]
+        if any(value is not None for value in values):
+            fitted = [_fit(value, dtype) for value in values]
+            for rest, value, (_, fits) in zip(rests, values, fitted, strict=True):
+                if not fits:
+                    rest[name] = value
+            built.append(pl.Series(name, [v for v, _ in fitted], dtype=dtype, strict=False))
+        else:
+            built.append(pl.Series(name, values, dtype=dtype))
+    extra = [json.dumps(r, default=str, ensure_ascii=False) if r else None for r in rests]
     return pl.DataFrame([*built, pl.Series("extra", extra, dtype=pl.String())])
 
 
@@ -175,13 +177,13 @@ def _fit(value: Any, dtype: pl.DataType) -> tuple[Any, bool]:
     """Bring a value to its column's type; what does not fit goes to `extra`."""
     if value is None:
         return None, True
-    if dtype == pl.String():
+    if isinstance(dtype, pl.String):
         return (
             (value, True)
             if isinstance(value, str)
             else (json.dumps(value, default=str, ensure_ascii=False), True)
         )
-    if dtype == pl.Boolean():
+    if isinstance(dtype, pl.Boolean):
         return (value, True) if isinstance(value, bool) else (None, False)
     if dtype.is_integer():
         if (

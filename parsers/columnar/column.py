@@ -6,7 +6,6 @@ Patterns here are in the dialect of Rust's regex crate, which is linear by const
 
 from __future__ import annotations
 
-import codecs
 import io
 
 import numpy as np
@@ -31,10 +30,12 @@ def is_available() -> bool:
 
 def lines_of(block: TextBlock) -> pl.Series:
     """The block's lines, those of `TextBlock.texts`."""
-    data = block.data
-    if b"\r" not in data and not data.startswith(codecs.BOM_UTF8):
+    if b"\r" not in block.data:
         try:
-            return pl.scan_lines(io.BytesIO(data), name="line").collect().to_series()
+            # The line feed hides what Polars would take for a compressed file or a byte order mark.
+            lines = pl.scan_lines(io.BytesIO(b"\n" + block.data), name="line").collect()
+            column: pl.Series = lines["line"].slice(1).rechunk()
+            return column  # in one chunk: else each access looks for its own
         except pl.exceptions.ComputeError:  # no UTF-8
             pass
     return pl.Series("line", block.texts(), dtype=pl.String())

@@ -6,7 +6,8 @@ A table has a row for each record that says something known: `row` is its place 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -19,9 +20,9 @@ from parsers.columnar.column import WORD, Mask, extracted, rows_of
 from parsers.columnar.structure import Structure, is_odd
 from parsers.frames import fields_frame
 from parsers.prefix import Header, strip_ansi
-from parsers.reader import hide_text
+from parsers.reader import WARNING_LEVELS, hide_text
 from parsers.records import Record, RecordText, glued_at, is_open, may_continue
-from parsers.sessions import engine_index
+from parsers.sessions import OF_A_START, engine_index
 
 __all__ = ["Said", "messages_of"]
 
@@ -30,8 +31,9 @@ _FAMILIES = ("request", "stats", "iteration")  # what they say changes no server
 _NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,18})?"
 _WHOLE = "[0-9]{1,18}"
 
-_LIFE = rf"^(?P<verb>Added|Aborted|Finished) request (?P<request_id>{WORD}*[!-\-/-9;-Z\\-~])\.?$"
-_RECEIVED = rf"^(?P<start>Received request (?P<request_id>{WORD}+?): )params: "
+_ID = rf"^{WORD}+$"
+_LAST_ID = rf"^{WORD}*[!-\-/-9;-Z\\-~]$"  # not before a colon or a second full stop
+_PARAMS = ": params: "
 _STEP = (
     r"^(?:Engine (?P<engine>[0-9]{1,9}): )?Iteration\("
     rf"(?P<iteration>{_WHOLE})\): (?P<context_requests>{_WHOLE}) context requests, "
@@ -64,6 +66,8 @@ _V1_VARIANT = (
     .otherwise(pl.lit("v1_stats_engine"))
 )
 _ANY_ID = "x"
+_MESSAGE = pl.col("line").str.slice(pl.col("start")).alias("message")
+_ACCESS_PARTS = ("process", pl.col("pid").cast(pl.Int64()), "client", "method", "path", "status")
 
 
 @dataclass(slots=True)
@@ -71,7 +75,7 @@ class Said:
     """What a block's records say: `tables` by family; masks have one place a line of the block.
 
     `event` marks the lines that are in a table, `request` those of the family `request`, `other` the records of no family.
-    `texts` are the messages of statistics lines, by row.
+    `texts` are the messages of statistics lines, by row; `warnings` those of `other` at WARNING or above.
     """
 
     tables: dict[str, list[pl.DataFrame]]
@@ -79,35 +83,49 @@ class Said:
     request: Mask
     other: Mask
     texts: list[pl.DataFrame] = field(default_factory=list)
+    warnings: dict[int, str] = field(default_factory=dict)
 
 
 def messages_of(found: Structure) -> Said:
     """Read the messages of a block's records; those that need more than their line are marked as bad in `found`."""
-    count = len(found.lines)
-    none = np.zeros(count, np.bool_)
+    none = np.zeros(len(found.lines), np.bool_)
     said = Said({}, none, none.copy(), none.copy())
-    rest = found.records
-    for family, likely, read in (
-        ("request", r"^(?:Added|Aborted|Finished) request ", _life),
-        ("request", r"^Received request ", _received),
-        ("iteration", r"^(?:Engine [0-9]+: )?Iteration\(", _steps),
-        ("stats", r"^Engine [0-9]+: Avg prompt ", _v1_stats),
-        ("stats", r"^Avg prompt ", _v0_stats),
-    ):
-        mask = rest["message"].str.contains(likely)
-        if not mask.any():
+    rest: list[pl.DataFrame] = []
+    for records in _by_beginning(found):
+        kind = _kind_of(records["line"][0][records["start"][0] :])
+        if kind is None:
+            rest.append(records)
             continue
-        table = read(rest.filter(mask))
+        family, read = kind
+        table = read(records)
         rows = rows_of(table)
-        taken = np.zeros(count, np.bool_)
-        taken[rows] = True
         if family == "stats":
-            said.texts.append(table.select("row", "message"))
-        _add(said, family, table.drop("message"), rows)
-        rest = rest.filter(pl.Series(~taken[rows_of(rest)]))
-    _others(found, said, rest)
+            said.texts.append(table.select("row", _MESSAGE))
+        _add(said, family, table.drop("line", "start", "message", strict=False), rows)
+        if len(table) < len(records):
+            rest.append(records.filter(pl.Series(~said.event[rows_of(records)])))
+    if rest:
+        _others(found, said, pl.concat(part.select(*_PARTS, _MESSAGE) for part in rest))
     _accesses(found, said)
     return said
+
+
+def _by_beginning(found: Structure) -> Iterator[pl.DataFrame]:
+    """The block's records in parts whose messages begin alike."""
+    for parts in found.alike.records.values():
+        yield from (part for part in parts if len(part))
+    rest = found.records.with_columns(_MESSAGE)
+    for likely in _BEGINNINGS:
+        mask = rest["message"].str.contains(likely)
+        if mask.any():
+            yield rest.filter(mask).drop("message")
+            rest = rest.filter(~mask)
+    if len(rest):
+        yield rest.drop("message")
+
+
+def _kind_of(message: str) -> tuple[str, Reader] | None:
+    return next((kind for begin, kind in _BEGINNINGS.items() if re.match(begin, message)), None)
 
 
 def _add(said: Said, family: str, table: pl.DataFrame, rows: np.ndarray) -> None:
@@ -121,12 +139,14 @@ def _add(said: Said, family: str, table: pl.DataFrame, rows: np.ndarray) -> None
 
 
 def _life(records: pl.DataFrame) -> pl.DataFrame:
-    table = extracted(records, "message", _LIFE, must="verb")
-    return table.with_columns(variant=pl.col("verb").str.to_lowercase()).drop("verb")
+    verb = records["line"][0][records["start"][0] :].split(" ")[0]
+    name = pl.col("line").str.slice(pl.col("start") + len(f"{verb} request ")).str.strip_suffix(".")
+    table = records.with_columns(request_id=name, variant=pl.lit(verb.lower()))
+    return table.filter(pl.col("request_id").str.contains(_LAST_ID))
 
 
 def _steps(records: pl.DataFrame) -> pl.DataFrame:
-    table = extracted(records, "message", _STEP, must="iteration")
+    table = extracted(records.with_columns(_MESSAGE), "message", _STEP, must="iteration")
     return table.with_columns(
         variant=pl.when(pl.col("engine").is_null())
         .then(pl.lit("v1_iter_core"))
@@ -136,27 +156,34 @@ def _steps(records: pl.DataFrame) -> pl.DataFrame:
 
 
 def _v1_stats(records: pl.DataFrame) -> pl.DataFrame:
-    return extracted(records, "message", _V1_STATS, must="running").with_columns(
-        variant=_V1_VARIANT
-    )
+    return extracted(
+        records.with_columns(_MESSAGE), "message", _V1_STATS, must="running"
+    ).with_columns(variant=_V1_VARIANT)
 
 
 def _v0_stats(records: pl.DataFrame) -> pl.DataFrame:
-    table = extracted(records, "message", _V0_STATS, must="running")
+    table = extracted(records.with_columns(_MESSAGE), "message", _V0_STATS, must="running")
     return table.with_columns(variant=pl.lit("v0_stats_line"))
 
 
 def _received(records: pl.DataFrame) -> pl.DataFrame:
     """Requests without their prompt: all but the id depends on the parameters, and many requests have the same."""
-    table = extracted(records, "message", _RECEIVED, must="start").with_columns(
-        said=pl.col("message").str.slice(pl.col("start").str.len_bytes())
+    line, at, start = pl.col("line"), pl.col("_at"), pl.col("start") + len("Received request ")
+    table = (
+        records.with_columns(_at=line.str.find(_PARAMS, literal=True).cast(pl.Int64()))
+        .filter(at.is_not_null())
+        .with_columns(
+            request_id=line.str.slice(start, at - start), said=line.str.slice(at + len(": "))
+        )
+        .filter(pl.col("request_id").str.contains(_ID))
+        .drop("_at")
     )
     said = table["said"].unique(maintain_order=True)
     fields = [_parameters(text) for text in said]
     known = [i for i, value in enumerate(fields) if value is not None]
     meaning = fields_frame("request", [value for value in fields if value is not None])
     meaning = meaning.drop("request_id").with_columns(said[known].alias("said"))
-    table = table.drop("start").join(meaning, on="said", how="inner", maintain_order="left")
+    table = table.join(meaning, on="said", how="inner", maintain_order="left")
     return table.drop("said").with_columns(variant=pl.lit("received"))
 
 
@@ -184,6 +211,16 @@ def _is_simple(message: str) -> bool:
     )
 
 
+Reader = Callable[[pl.DataFrame], pl.DataFrame]
+_BEGINNINGS: dict[str, tuple[str, Reader]] = {
+    r"^Received request ": ("request", _received),
+    r"^Added request ": ("request", _life),
+    r"^Finished request ": ("request", _life),
+    r"^Aborted request ": ("request", _life),
+    r"^(?:Engine [0-9]+: )?Iteration\(": ("iteration", _steps),
+    r"^Engine [0-9]+: Avg prompt throughput: ": ("stats", _v1_stats),
+    r"^Avg prompt throughput: ": ("stats", _v0_stats),
+}
 _NO_HEADER = Header("INFO", (1, 1, 0, 0, 0), "", 0)
 
 
@@ -196,6 +233,8 @@ def _others(found: Structure, said: Said, records: pl.DataFrame) -> None:
     )
     found.bad[rows_of(looked.filter("odd"))] = True
     said.other[rows_of(looked.filter(~pl.col("odd")))] = True
+    warnings = looked.filter(~pl.col("odd") & pl.col("level").is_in(WARNING_LEVELS))
+    said.warnings.update(warnings.select("row", "message").iter_rows())
     telling = looked.filter(pl.col("anchored") & ~pl.col("odd"))
     if not len(telling):
         return
@@ -209,7 +248,8 @@ def _others(found: Structure, said: Said, records: pl.DataFrame) -> None:
         if match is None:
             continue
         said.other[row] = False
-        if match.family not in _FAMILIES:
+        said.warnings.pop(row, None)
+        if match.family not in _FAMILIES or match.variant in OF_A_START:
             found.bad[row] = True
             continue
         hide_text(match.fields, match.prompt_fields)
@@ -239,9 +279,12 @@ def _one_by_one(
 
 
 def _accesses(found: Structure, said: Said) -> None:
-    table = found.access
-    if not len(table):
+    parts = list(found.alike.access)
+    if len(found.access):
+        parts.append(found.access.select(pl.col("row").cast(pl.Int64()), *_ACCESS_PARTS))
+    if not parts:
         return
+    table = pl.concat(parts, how="vertical_relaxed").sort("row") if len(parts) > 1 else parts[0]
     table = table.select(
         "row",
         "process",

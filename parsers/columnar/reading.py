@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from parsers.columnar.column import Mask, is_available, lines_of, rows_of
 from parsers.columnar.messages import Said, messages_of
 from parsers.columnar.structure import Structure, mark_tails, structure_of
+from parsers.columnar.templates import alike_in
 from parsers.events import Coverage, Event
 from parsers.frames import FrameBuilder, columns_of
 from parsers.lines import Line
@@ -18,7 +19,6 @@ from parsers.prefix import parse_header
 from parsers.reader import (
     KEEP_EVENTS,
     MAX_TEXT,
-    WARNING_LEVELS,
     Keep,
     LogSource,
     SourceReader,
@@ -29,7 +29,7 @@ from parsers.text_blocks import TextBlock
 
 __all__ = ["Evidence", "read_frames"]
 
-BLOCK = 1 << 23
+BLOCK = 1 << 24
 _FEWEST = 16  # shorter stretches are read line by line
 _CHUNK = 256
 _NEVER = np.iinfo(np.int64).min  # NaT, which Polars takes for null
@@ -125,7 +125,7 @@ class _SourceInBulk:
 
     def _block(self, block: TextBlock) -> None:
         lines = lines_of(block)
-        found = structure_of(lines)
+        found = structure_of(lines, alike_in(block.data, lines))
         said = messages_of(found)
         mark_tails(found, said.request)
         stretch = _Stretch(self, block.number, found, said)
@@ -205,9 +205,7 @@ class _Stretch:
             for table in said.tables.get(family, ()):
                 self.serving[rows_of(table)] = True
         self.warning = np.zeros(count, np.bool_)
-        warnings = found.records.filter(pl.col("level").is_in(WARNING_LEVELS))
-        self.warning[rows_of(warnings)] = True
-        self.warning &= said.other
+        self.warning[list(said.warnings)] = True
         self.widths = found.lines.str.len_chars().to_numpy() if source.chars else None
 
     def read(self, start: int, end: int) -> bool:
@@ -252,8 +250,7 @@ class _Stretch:
         if self.widths is not None:
             reader.chars += int(self.widths[part].sum()) + len(header)
         for row in np.flatnonzero(self.warning[part]) + part.start:
-            message = self.found.records.filter(pl.col("row") == row)["message"].item()
-            reader.note_warning(self.first + int(row), message)
+            reader.note_warning(self.first + int(row), self.said.warnings[int(row)])
 
     def hand_over(self) -> None:
         """Give the frames to the builder, and the texts of statistics lines to who asked for them."""

@@ -8,27 +8,15 @@ import numpy as np
 import polars as pl
 
 from parsers.clock import Stamps
-from parsers.columnar.column import WORD, Mask, extracted, rows_of
+from parsers.columnar.column import Mask, extracted, rows_of
+from parsers.columnar.prefixes import ACCESS, HEADER, MAX_HEAD
+from parsers.columnar.templates import Alike
 from parsers.families import ANCHORS
 from parsers.prefix import LEVELS
 from parsers.records import MAX_TAIL, OPENER
 
 __all__ = ["Structure", "is_odd", "mark_tails", "structure_of"]
 
-_TAG = r"(?:\((?P<process>[A-Za-z_][0-9A-Za-z_]{0,60})(?: rank=[0-9]{1,4})? pid=(?P<pid>[0-9]{1,9})\) )?"
-_FILE = r"[A-Za-z_][0-9A-Za-z_./-]*"
-# (APIServer pid=1) INFO 05-09 00:49:33 [loggers.py:259] text
-_HEADER = (
-    rf"^(?P<head>{_TAG}(?P<level>{'|'.join(LEVELS)}) "
-    r"(?P<stamp>(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01]) (?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)) "
-    rf"(?:\[(?P<origin>{_FILE}:[0-9]{{1,6}})\]|(?P<origin_old>{_FILE}\.py:[0-9]{{1,6}})\]?) )."
-)
-_LONGEST_HEAD = 200
-# (APIServer pid=1) INFO:     10.20.0.5:51324 - "POST /v1/chat/completions HTTP/1.1" 200 OK
-_ACCESS = (
-    rf'^(?P<head>{_TAG}INFO:     )(?P<client>[0-9A-Fa-f.:\[\]]+) - "(?P<method>[A-Z]+) (?P<path>{WORD}+) '
-    r'HTTP/[0-9.]+" (?P<status>[0-9]{3})(?: [A-Za-z -]*)?$'
-)
 # Without one of these a text holds no record's prefix.
 _LEVEL_WORDS = [f"{level} " for level in LEVELS]
 # Without one of these a line without prefix is no exception's last line, and none of another engine's.
@@ -47,11 +35,13 @@ _OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})"
 class Structure:
     """A block's lines by kind; masks have one place a line.
 
-    `records` are the lines with a prefix (`row`, its parts, `message`), `access` the access lines; `stamps` has a row for
+    `records` are the lines with a prefix (`row`, its parts, `line`, and `start`, where in it the message begins) and `access` the access lines that are not among
+    those found by their likeness (`alike`); `stamps` has a row for
     each line, zeros where it has no prefix. `bad` lines are left to the readers of single lines.
     """
 
     lines: pl.Series
+    alike: Alike
     records: pl.DataFrame
     access: pl.DataFrame
     stamps: Stamps
@@ -61,30 +51,30 @@ class Structure:
     bad: Mask
 
 
-def structure_of(lines: pl.Series) -> Structure:
-    """Look at each line's beginning, and at all of a line that begins like none known."""
+def structure_of(lines: pl.Series, alike: Alike) -> Structure:
+    """Look at the beginning of each line that is not known yet, and at all of a line that begins like none known."""
     count = len(lines)
     frame = lines.to_frame("line").with_row_index("row")
+    reached, header, stamps = alike.reached.copy(), alike.header.copy(), alike.stamps
+    rest = frame.filter(pl.Series(~(reached | header)))
     likely = pl.col("line").str.contains(r"^(?:\([^()]*\) )?INFO:     ")
-    access = extracted(frame.filter(likely), "line", _ACCESS, must="head")
-    reached = np.zeros(count, np.bool_)
+    access = extracted(rest.filter(likely), "line", ACCESS, must="head")
     reached[rows_of(access)] = True
-    rest = frame.filter(pl.Series(~reached))
-    records = extracted(rest, "line", _HEADER, must="head").filter(
-        pl.col("head").str.len_bytes() <= _LONGEST_HEAD
+    rest = frame.filter(pl.Series(~(reached | header)))
+    records = extracted(rest, "line", HEADER, must="head").filter(
+        pl.col("head").str.len_bytes() <= MAX_HEAD
     )
-    header = np.zeros(count, np.bool_)
     rows = rows_of(records)
     header[rows] = True
-    stamps = np.zeros((count, 5), np.int64)
     stamps[rows] = _stamps(records["stamp"])
     records = records.select(
-        "row",
+        pl.col("row").cast(pl.Int64()),
         "process",
         pl.col("pid").cast(pl.Int64()),
         "level",
         pl.coalesce("origin", "origin_old").alias("origin"),
-        pl.col("line").str.slice(pl.col("head").str.len_bytes()).alias("message"),
+        "line",
+        pl.col("head").str.len_bytes().cast(pl.Int64()).alias("start"),
     )
     bad = np.zeros(count, np.bool_)
     blank = np.zeros(count, np.bool_)
@@ -99,7 +89,7 @@ def structure_of(lines: pl.Series) -> Structure:
         )
         bad[rows_of(looked.filter("odd"))] = True
         blank[rows_of(looked.filter("blank"))] = True
-    return Structure(lines, records, access, stamps, header, reached, blank, bad)
+    return Structure(lines, alike, records, access, stamps, header, reached, blank, bad)
 
 
 def _stamps(texts: pl.Series) -> Stamps:
