@@ -49,6 +49,40 @@ class Sessions:
     def __init__(self) -> None:
         self._servers: dict[tuple[str | None, ...], _Server] = {}
 
+    def state(self) -> list[dict[str, Any]]:
+        """What is known of the servers, as JSON holds it."""
+        return [
+            {
+                "key": list(key),
+                "index": server.index,
+                "run": server.run,
+                "serving": server.serving,
+                "seen": {rank: sorted(who, key=str) for rank, who in server.seen.items()},
+                "counters": [[*who, count] for who, count in server.counters.items()],
+            }
+            for key, server in self._servers.items()
+        ]
+
+    @classmethod
+    def from_state(cls, state: list[dict[str, Any]]) -> Sessions:
+        """The sessions that `state` described."""
+        sessions = cls()
+        for known in state:
+            sessions._servers[tuple(known["key"])] = _Server(
+                known["index"],
+                known["run"],
+                {rank: set(who) for rank, who in known["seen"].items()},
+                known["serving"],
+                {(process, pid): count for process, pid, count in known["counters"]},
+            )
+        return sessions
+
+    def reserve(self, other: Sessions) -> None:
+        """Give the servers that only `other`, which went on from here, has met the numbers that they have there."""
+        for key, server in other._servers.items():
+            if key not in self._servers:
+                self._servers[key] = _Server(server.index)
+
     def place(
         self, group: str, record: Record, family: str, variant: str, fields: dict[str, Any]
     ) -> Place:
