@@ -90,7 +90,7 @@ def test_what_cannot_be_read_on_is_said(tmp_path: Path) -> None:
     run("parse", log, "--state", state, "--year", "2026")
     other = run("parse", log, "--state", state, "--year", "2025")
     assert "another folder" in str(other.exception)
-    pipe = CliRunner().invoke(cli, ["parse", "-", "--state", str(state)], input="x\n")
+    pipe = CliRunner().invoke(cli, ["parse", "-", "--state", str(tmp_path / "new")], input="x\n")
     assert "begins anew" in str(pipe.exception)
     (state / "parse" / "state.json").write_text("{")
     assert isinstance(run("parse", log, "--state", state).exception, StateError)
