@@ -63,7 +63,7 @@ def print_answer(
     _figures(console, document, worst)
     _why(console, document, verbose)
     _advice(console, document, verbose)
-    _not_visible(console, document)
+    _not_visible(console, document, verbose)
     _input_line(console, document["input"], verbose)
 
 
@@ -241,10 +241,12 @@ def _effect(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _not_visible(console: Console, document: Mapping[str, Any]) -> None:
+def _not_visible(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
     said: list[str] = []
     for finding in document["findings"]:
-        if finding["id"] == "coverage" and finding["title"] not in said:
+        if finding["id"] != "coverage" or finding["title"] in said:
+            continue
+        if verbose or len(document["engines"]) == 1 or _of_worst(finding, document):
             said.append(finding["title"])
     if not said:
         return
