@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from logscope.advice import Advice, advise
 from logscope.candidates import candidates
 from logscope.finding import Finding
 from logscope.findings import Context, context_of, find_all
+from logscope.findings.imbalance import engine_imbalance
 from logscope.findings.replayed import replay_findings
 from logscope.log_frames import LogFrames
 from logscope.logged_preemptions import logged_preemptions
@@ -22,7 +23,15 @@ from logscope.replaying import ReplayAnswer, try_replay
 from logscope.servers import EngineLog, engine_logs
 from logscope.verdict import RANK, pressure_of_windows, verdict_of
 
-__all__ = ["Analysis", "EngineResult", "Preemptions", "analyze", "engine_result", "worst_of"]
+__all__ = [
+    "Analysis",
+    "EngineResult",
+    "Preemptions",
+    "analyze",
+    "engine_result",
+    "with_imbalance",
+    "worst_of",
+]
 
 Progress = Callable[[float], None]
 
@@ -98,7 +107,22 @@ def analyze(
                 data, log, replay=replay, with_advice=with_advice, seed=seed, progress=step
             )
         )
+    results = with_imbalance(results)
     return Analysis(data, tuple(results), worst_of(results), seed, dict(given or {}))
+
+
+def with_imbalance(results: Sequence[EngineResult]) -> list[EngineResult]:
+    """The results, with what only the engines of one start together show: it stands at the first of them."""
+    starts: dict[tuple[int, int], list[int]] = {}
+    for index, result in enumerate(results):
+        starts.setdefault((result.log.facts.server, result.log.facts.run), []).append(index)
+    found = list(results)
+    for members in starts.values():
+        finding = engine_imbalance([(results[i].log.facts, results[i].windows) for i in members])
+        if finding is not None:
+            first = found[members[0]]
+            found[members[0]] = replace(first, findings=tuple(_ordered([*first.findings, finding])))
+    return found
 
 
 def _part(progress: Progress | None, index: int, total: int) -> Progress | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from logscope.options import (
     display_options,
@@ -33,9 +34,9 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
 @click.option(
     "--html",
     "html_target",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the report.",
+    help="Write the report; for several servers an index (in a folder DIR/: its index.html) with a report for each beside it.",
 )
 @click.option(
     "--plotlyjs",
@@ -149,7 +150,6 @@ def command(
       logscope analyze 'logs/**/*.log.zst' --jobs 8
     """
     from logscope.analysis_files import (
-        frames_of_report,
         write_frames,
         write_replay_trace,
         write_workload,
@@ -159,6 +159,7 @@ def command(
     from logscope.events_json import to_json
     from logscope.fleets.executors import executor_for
     from logscope.fleets.running import analyze_on, read_on
+    from logscope.fleets.summary import server_rows
     from logscope.reading import check_something_read, partly_read, problems
     from logscope.terminal.progress import progress_bar
     from logscope.witness.latencies import read_latencies
@@ -194,10 +195,13 @@ def command(
     document = analysis_document(found)
     if frames is not None:
         write_frames(found, frames)
+    rows = server_rows(found)
+    document["servers"] = rows
     if html_target is not None:
-        from logscope.report.html import write_html
+        from logscope.fleets.reports import write_reports
 
-        write_html(document, frames_of_report(found), html_target, plotlyjs=plotlyjs)
+        shared = ctx.get_parameter_source("plotlyjs") == ParameterSource.DEFAULT
+        write_reports(found, document, rows, html_target, plotlyjs=None if shared else plotlyjs)
     if workload_out is not None:
         write_workload(found, workload_out)
     if trace is not None:
@@ -207,6 +211,10 @@ def command(
     if json_target != "-":
         from logscope.terminal.answer import print_answer
 
+        if len(rows) > 1:
+            from logscope.terminal.fleet import print_fleet
+
+            print_fleet(rows, verbose=verbose, color=color)
         print_answer(document, verbose=verbose, color=color, series=_series(found))
     if fail_on is not None and any(
         f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from logscope.analysis import Analysis, EngineResult, engine_result, worst_of
+from logscope.analysis import Analysis, EngineResult, engine_result, with_imbalance, worst_of
 from logscope.fleets.executors import Executor
 from logscope.log_frames import LogFrames
 from logscope.scenario import Scenario
@@ -45,6 +45,7 @@ def analyze_fleet(
         logs, _counted(executor.map(work, tasks), len(logs), progress), strict=True
     ):
         results.append(_restored(result, log))
+    results = with_imbalance(results)
     return Analysis(data, tuple(results), worst_of(results), seed, dict(given or {}))
 
 
