@@ -91,14 +91,24 @@ class FrameBuilder:
                 frame = pl.concat((done.pop(), frame)).sort("order")
         done.append(frame)
 
+    def families(self) -> list[str]:
+        """The families of which there are events."""
+        return [f for f in {**self._done, **self._rows} if self._done.get(f) or self._rows.get(f)]
+
+    def height(self, family: str) -> int:
+        """How many events of a family came as frames."""
+        return sum(map(len, self._done.get(family, ())))
+
+    def taken(self, family: str) -> pl.DataFrame:
+        """The events of a family, which are then no longer kept."""
+        parts = self._done.pop(family, [])
+        if rows := self._rows.pop(family, None):
+            parts.append(_frame(family, rows))
+        return pl.concat(parts) if len(parts) != 1 else parts[0]
+
     def frames(self) -> dict[str, pl.DataFrame]:
         """One frame a family that had an event; columns: `COMMON`, the family's schema, and `extra` (fields that the schema lacks, as JSON)."""
-        parts = self._done
-        for family, rows in self._rows.items():
-            if rows:
-                parts.setdefault(family, []).append(_frame(family, rows))
-        self._done, self._rows = {}, {}
-        return {f: pl.concat(p) if len(p) > 1 else p[0] for f, p in parts.items() if p}
+        return {family: self.taken(family) for family in self.families()}
 
 
 def frames_of(events: Iterable[Event]) -> dict[str, pl.DataFrame]:

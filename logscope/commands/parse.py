@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +21,9 @@ from logscope.options import (
 )
 from logscope.times import Moment, Span
 from parsers.events import Coverage, Event
+
+if TYPE_CHECKING:
+    from parsers.reader import Keep
 
 __all__ = ["command"]
 
@@ -85,14 +90,20 @@ def command(
     span = Span(since, until, timezone)
     opened = open_sources(sources, timezone=timezone, units=units, span=span, from_start=False)
     keep = Keep(keep_other, include_prompts)
-    if state is not None:
+    events: Iterable[Event] | None
+    if output is not None and state is None and span.is_open:
+        _write_frames(opened, coverage, output, year=year, keep=keep)
+        events = None
+    elif state is not None:
         from logscope.incremental.events import new_events
 
         news = new_events(state / "parse", opened, coverage, year=year, keep=keep)
         events = cut(news, span)
     else:
         events = events_in(opened, coverage, span, year=year, keep=keep)
-    if output is not None:
+    if events is None:
+        pass
+    elif output is not None:
         _write_parquet(events, output)
     elif form == "csv":
         _write_csv(events)
@@ -132,10 +143,21 @@ def _write_csv(events: Iterable[Event]) -> None:
 
 
 def _write_parquet(events: Iterable[Event], folder: Path) -> None:
-    from logscope.whole_files import whole_file
-    from parsers.frames import frames_of
+    from logscope.frame_files import FrameFiles
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for family, frame in frames_of(events).items():
-        with whole_file(folder / f"{family}.parquet") as part:
-            frame.write_parquet(part)
+    with closing(FrameFiles(folder)) as files:
+        for event in events:
+            files.add(event)
+        files.finish()
+
+
+def _write_frames(
+    sources: Sequence[Any], coverage: Coverage, folder: Path, *, year: int | None, keep: Keep
+) -> None:
+    """All events of the sources, the common lines of plain logs in bulk."""
+    from logscope.frame_files import FrameFiles
+    from parsers.columnar import read_frames
+
+    with closing(FrameFiles(folder)) as files:
+        read_frames(sources, coverage, files, year=year, keep=keep)
+        files.finish()
