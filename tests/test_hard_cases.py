@@ -499,3 +499,13 @@ def test_several_api_servers_are_one_start(tmp_path: Path) -> None:
     assert [e["run"] for e in found["engines"]] == [0]
     assert found["engines"][0]["kv_cache"]["tokens"] == 8000
     assert any("several API servers" in f["title"] for f in found["findings"])
+
+
+def test_a_length_that_vllm_did_not_estimate_is_whole_blocks(tmp_path: Path) -> None:
+    lines = [
+        "INFO 05-09 00:49:00 [api_server.py:1] vLLM API server version 0.8.4",
+        "ValueError: To serve at least one request with the models's max seq len (16384), (16.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.37 GiB). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.",
+    ]
+    found = document(tmp_path, lines)
+    assert found["verdict"] == "startup-kv-too-small"
+    assert [a["flag"] for a in found["advice"]] == ["--max-model-len 9584"]

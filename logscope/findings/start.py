@@ -11,6 +11,7 @@ from logscope.findings.context import Context
 
 __all__ = ["failed_start"]
 
+PRINTED_GIB = 0.01
 _SPACE = ("toserve", "maxseqlen", "noavail", "cannotfit")
 
 
@@ -34,7 +35,7 @@ def failed_start(context: Context) -> list[Finding]:
 def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
     rows = errors.rows(named=True)
     told = max(rows, key=lambda r: sum(v is not None for v in r.values()))
-    fits = _fits(told)
+    fits = _fits(told, context.log.facts.config.get("block_size") or 16)
     title = _space_sentence(told, fits)
     facts: dict[str, Any] = {
         "max_model_len": told.get("max_model_len"),
@@ -46,8 +47,11 @@ def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
     return proof("startup-kv-too-small", title, span, evidence_of(errors, context.texts), facts)
 
 
-def _fits(row: dict[str, Any]) -> int | None:
-    """The largest max_model_len that fits: what vLLM estimated, else by proportion of the bytes, else the cache's tokens."""
+def _fits(row: dict[str, Any], block_size: int) -> int | None:
+    """The largest max_model_len that fits: what vLLM estimated, else the cache's tokens, else by proportion of the bytes.
+
+    The bytes are rounded as printed (before 0.9.1 there is nothing else), and a request takes whole blocks: both count against it.
+    """
     if row.get("estimated_max_model_len"):
         return int(row["estimated_max_model_len"])
     if row.get("kv_cache_tokens"):
@@ -58,7 +62,8 @@ def _fits(row: dict[str, Any]) -> int | None:
         row.get("max_model_len"),
     )
     if needed and free is not None and length:
-        return int(length * free / needed)
+        tokens = length * max(0.0, free - PRINTED_GIB / 2) / (needed + PRINTED_GIB / 2)
+        return int(tokens // block_size) * block_size
     return None
 
 
