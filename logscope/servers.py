@@ -17,6 +17,7 @@ from reference_engine.config import EngineConfig
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
 
 _RUN_FAMILIES = ("startup", "kv_sizing", "kv_error", "request", "runtime", "http", "shutdown")
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 _ENGINE_FAMILIES = ("stats", "iteration", "preemption")
 
 
@@ -132,6 +133,8 @@ def _facts(
     kv = _kv_cache(rows, configuration, engine)
     if kv.num_blocks is not None and configuration.values.get("num_blocks") is None:
         configuration.set("num_blocks", kv.num_blocks, "measured")
+    if configuration.values.get("block_size") is None and kv.tokens is None:
+        configuration.set("block_size", _block_size_of(rows, kv.num_blocks), "measured")
     fill_defaults(configuration, engine, version, device)
     kv = _complete(kv, configuration)
     start, end = _span(frames)
@@ -151,6 +154,16 @@ def _facts(
         any(r["variant"].startswith(("init", "api_version", "version_model")) for r in rows),
         device,
     )
+
+
+def _block_size_of(rows: list[dict[str, Any]], blocks: int | None) -> int | None:
+    """Tokens a block where the start prints blocks and how many full-length requests fit (V0 from 0.6.3 on, V1 until 0.7.3)."""
+    told = [r for r in rows if r.get("max_concurrency") and r.get("max_model_len")]
+    if not blocks or not told:
+        return None
+    size = told[-1]["max_concurrency"] * told[-1]["max_model_len"] / blocks
+    nearest = min(BLOCK_SIZES, key=lambda known: abs(known - size))
+    return nearest if abs(nearest - size) < nearest * 0.02 else None
 
 
 def _chosen_budget(rows: list[dict[str, Any]]) -> int | None:

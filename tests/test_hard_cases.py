@@ -509,3 +509,24 @@ def test_a_length_that_vllm_did_not_estimate_is_whole_blocks(tmp_path: Path) -> 
     found = document(tmp_path, lines)
     assert found["verdict"] == "startup-kv-too-small"
     assert [a["flag"] for a in found["advice"]] == ["--max-model-len 9584"]
+
+
+@pytest.mark.parametrize(
+    ("fits", "block", "basis"), [("6.25", 32, "measured"), ("3.13", 16, "measured"), ("4.00", 16, "default")]
+)  # fmt: skip
+def test_the_block_size_follows_from_how_many_requests_fit(
+    tmp_path: Path, fits: str, block: int, basis: str
+) -> None:
+    lines = [
+        "INFO 05-09 00:49:03 [llm_engine.py:240] Initializing a V0 LLM engine (v0.8.5) with config: model='m', max_seq_len=32000",
+        "INFO 05-09 00:49:09 [executor_base.py:112] # cuda blocks: 6250, # CPU blocks: 2048",
+        f"INFO 05-09 00:49:09 [executor_base.py:117] Maximum concurrency for 32000 tokens per request: {fits}x",
+    ]
+    (engine,) = document(tmp_path, lines)["engines"]
+    assert (engine["config"]["block_size"], engine["config_basis"]["block_size"]) == (block, basis)
+    assert engine["kv_cache"] == {
+        "tokens": 6250 * block,
+        "num_blocks": 6250,
+        "block_size": block,
+        "bytes": None,
+    }
