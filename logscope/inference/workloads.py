@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from logscope.inference.step_times import StepCost
-from reference_engine.bulk import bulk_possible
 from reference_engine.config import EngineConfig
 from reference_engine.errors import NoProgressError, SchedulerFailedError
 from reference_engine.fast import FastReplay
 from reference_engine.ledger import RequestRecord
 from reference_engine.replay import PlainReplay
+from reference_engine.results import make_replay
 from reference_engine.step_log import StepLog
+from reference_engine.v0_fast import V0FastReplay
 from reference_engine.workload import Request
 
 __all__ = ["Replayed", "StepFactors", "Workload", "drive_workload", "replay_workload"]
+
+Replay = FastReplay | PlainReplay | V0FastReplay
 
 
 class StepFactors(Protocol):
@@ -150,12 +153,10 @@ def _changed(cost: StepCost, factors: StepFactors) -> StepCost:
     )
 
 
-def _engine(workload: Workload, config: EngineConfig, keep_steps: bool) -> FastReplay | PlainReplay:
+def _engine(workload: Workload, config: EngineConfig, keep_steps: bool) -> Replay:
     cost = workload.cost_from(-math.inf)
     sharing = any(r.prompt is not None for r in workload.requests)
-    if not bulk_possible(config):
-        return PlainReplay(config, cost, keep_steps=keep_steps)
-    return FastReplay(config, cost, sharing=sharing, keep_steps=keep_steps)
+    return make_replay(config, cost, sharing=sharing, keep_steps=keep_steps)
 
 
 def _fitted(requests: Sequence[Request], config: EngineConfig) -> list[Request]:
@@ -163,7 +164,7 @@ def _fitted(requests: Sequence[Request], config: EngineConfig) -> list[Request]:
     return [r for r in requests if r.prompt_tokens < config.max_model_len]
 
 
-def drive_workload(engine: FastReplay | PlainReplay, workload: Workload) -> None:
+def drive_workload(engine: Replay, workload: Workload) -> None:
     """Run a workload to its end on an engine, at the speeds of its windows."""
     for request in _fitted(workload.requests, engine.config):
         engine.add(request)
