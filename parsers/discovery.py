@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parsers.journal import has_journal
+from parsers.remote import RemoteError, RemoteFile, is_remote, remote_files
 from parsers.rotation import natural_key, rotation_of
 
 __all__ = ["Found", "discover"]
@@ -34,6 +35,14 @@ class Found(NamedTuple):
     name: str
     path: Path | None
     problem: str | None = None
+    remote: RemoteFile | None = None
+
+    @property
+    def place(self) -> str | None:
+        """Where the file lies, as text; None for standard input and for what was not found."""
+        if self.remote is not None:
+            return self.remote.name
+        return str(self.path) if self.path is not None else None
 
 
 def discover(args: Sequence[str], notes: list[str]) -> Iterator[Found]:
@@ -64,6 +73,9 @@ def _of_argument(arg: str, notes: list[str]) -> Iterator[Found]:
     if arg == "-":
         yield Found("-", None)
         return
+    if is_remote(arg):
+        yield from _of_url(arg)
+        return
     if "\0" in arg:
         yield Found(arg, None, "no valid file name")
         return
@@ -74,6 +86,14 @@ def _of_argument(arg: str, notes: list[str]) -> Iterator[Found]:
         yield Found(arg, path)
     else:
         yield from _of_glob(arg, notes)
+
+
+def _of_url(url: str) -> Iterator[Found]:
+    try:
+        for file in remote_files(url):
+            yield Found(file.name, None, None, file)
+    except RemoteError as error:
+        yield Found(url, None, str(error))
 
 
 def _home_expanded(arg: str) -> Path:

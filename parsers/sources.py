@@ -30,6 +30,7 @@ from parsers.envelopes import Clock
 from parsers.envelopes.clock import zone_of
 from parsers.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.lines import Line, Outer
+from parsers.remote import RemoteFile, sentence_of
 from parsers.resuming import Window
 from parsers.rotation import pod_of, rotation_of
 from parsers.surrogates import without_lone_surrogates
@@ -74,6 +75,7 @@ class Source:
         problem: str | None = None,
         live: bool = False,
         query: JournalQuery | None = None,
+        remote: RemoteFile | None = None,
     ) -> None:
         self.name = without_lone_surrogates(name)  # a file name need not be UTF-8
         self.path = path
@@ -90,6 +92,9 @@ class Source:
         self._is_journal = False
         self._stream = stream
         self._query = query
+        self._remote = remote
+        if remote is not None:
+            self.size, self.modified_us = remote.size, remote.modified_us
         if path is not None and problem is None:
             self._examine(path)
 
@@ -130,6 +135,8 @@ class Source:
     def _open_and_read(self) -> Iterator[bytes]:
         if self._stream is not None:
             yield from self._read(self._stream)
+        elif self._remote is not None:
+            yield from self._read_remote(self._remote)
         elif self._query is not None:
             yield from self._journal(self._query.blocks(BLOCK))
         elif self.path is not None and self.path.is_dir():
@@ -138,6 +145,15 @@ class Source:
             stream, head = _open(self.path)
             with stream:
                 yield from self._read(stream, head)
+
+    def _read_remote(self, remote: RemoteFile) -> Iterator[bytes]:
+        try:
+            with remote.open() as stream:
+                yield from self._read(stream)
+        except (OSError, DamagedError, JournalError):
+            raise
+        except Exception as error:  # each store has exceptions of its own
+            raise OSError(0, sentence_of(error)) from error
 
     def _read(self, stream: BinaryIO, head: bytes = b"") -> Iterator[bytes]:
         read = open_blocks(stream, live=self.live, until=None if self.live else _size_of(stream))
@@ -269,11 +285,11 @@ def expand(
     sources: list[Source] = []
     notes: list[str] = []
     for found in _in_rotation_order(list(discover(args, notes))):
-        if found.name == "-" and found.path is None and found.problem is None:
+        if found.name == "-" and found.place is None and found.problem is None:
             stream = stdin if stdin is not None else sys.stdin.buffer
             sources.append(Source("-", stream=stream, timezone=timezone, live=live))
         else:
-            group = rotation_of(str(found.path)).base if found.path is not None else None
+            group = rotation_of(found.place).base if found.place is not None else None
             sources.append(
                 Source(
                     found.name,
@@ -282,6 +298,7 @@ def expand(
                     group=group,
                     timezone=timezone,
                     problem=found.problem,
+                    remote=found.remote,
                 )
             )
     return Sources(sources, notes)
@@ -292,7 +309,7 @@ def _in_rotation_order(found: list[Found]) -> list[Found]:
     place: dict[str, int] = {}
     keys = []
     for index, item in enumerate(found):
-        rotation = rotation_of(str(item.path)) if item.path is not None else None
+        rotation = rotation_of(item.place) if item.place is not None else None
         base = rotation.base if rotation is not None else item.name
         age = rotation.age if rotation is not None else (2, 0, "")
         keys.append((place.setdefault(base, index), age, index))

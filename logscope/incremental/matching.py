@@ -108,4 +108,4 @@ def _inode(source: Any) -> list[int] | None:
 
 
 def _absolute(group: str) -> str:
-    return group if "://" in group else os.path.abspath(group)  # noqa: PTH100 - links stay
+    return group if ":/" in group else os.path.abspath(group)  # noqa: PTH100 - links stay
