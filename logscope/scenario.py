@@ -73,6 +73,7 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
         blocks = _blocks(facts, before, plain, notes)
         if blocks != before.num_blocks:
             plain["num_blocks"] = blocks
+    _note_what_is_hidden(facts, plain, notes)
     config = engine_config(facts, plain)
     assert config is not None
     if config.num_blocks < 2:
@@ -87,6 +88,18 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
         float(changes.get("arrival_scale") or 1.0),
         tuple(notes),
     )
+
+
+def _note_what_is_hidden(facts: EngineFacts, changes: Mapping[str, Any], notes: list[str]) -> None:
+    """Say where a setting works on something that a log does not show, so that the replay has nothing to go by."""
+    if changes.get("policy") not in (None, facts.config.get("policy")):
+        notes.append(
+            "all requests have the same priority (the log shows none), so the policy changes nothing here"
+        )
+    if changes.get("enable_prefix_caching") and not facts.config.get("enable_prefix_caching"):
+        notes.append(
+            "prompts share nothing (not visible while prefix caching is off), so caching changes nothing here"
+        )
 
 
 def _blocks(
