@@ -71,7 +71,7 @@ def read_config(path: Path) -> Setup:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise LogscopeError(f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise LogscopeError(f"{path}: not a JSON configuration ({error})") from None
     if not isinstance(document, dict):
         raise LogscopeError(f"{path}: the configuration must be a JSON object")

@@ -72,7 +72,7 @@ def read_header(line: str) -> tuple[EngineConfig, list[Request]]:
     try:
         header = json.loads(line)
         records, config = list(header["requests"]), header["config"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise WorkloadError(f"the first line is no trace header: {error!r}") from error
     return (
         config_of(config, header.get("engine", "vllm-v1"), header.get("version", "0.33.0")),

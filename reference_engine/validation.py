@@ -11,6 +11,12 @@ from .workload import Request
 
 __all__ = ["check_config", "check_request", "check_workload"]
 
+LATEST_S = 4e9
+"""Seconds: 127 years, and what nanoseconds in 64 bits can hold with room for the replay."""
+
+MOST_TOKENS = 1 << 40
+_SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+
 
 def check_config(config: EngineConfig) -> None:
     """Refuse what no engine could run. A token budget below one block is allowed, as the real scheduler allows it.
@@ -22,9 +28,12 @@ def check_config(config: EngineConfig) -> None:
     if config.num_blocks < least:
         note = " (one of them is V1's null block)" if least == 2 else ""
         raise ConfigError(f"num_blocks is {config.num_blocks}, it must be at least {least}{note}")
-    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+    for name in _SIZES:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}, it must be at least 1")
+    for name in (*_SIZES, "num_blocks", "num_cpu_blocks"):
+        if getattr(config, name) > MOST_TOKENS:
+            raise ConfigError(f"{name} is larger than any server has")
     if config.policy not in ("fcfs", "priority"):
         raise ConfigError(f"policy is {config.policy!r}, it must be fcfs or priority")
     if config.watermark is not None and not 0 <= config.watermark < 1:
@@ -47,6 +56,8 @@ def check_request(config: EngineConfig, request: Request) -> None:
     where = f"request {request.id!r}"
     if request.prompt_tokens < 1 or request.output_tokens < 1:
         raise WorkloadError(f"{where} must have at least one prompt token and one output token")
+    if max(request.prompt_tokens, request.output_tokens) > MOST_TOKENS:
+        raise WorkloadError(f"{where} has more tokens than any model takes")
     if request.prompt_tokens >= config.max_model_len and config.engine == "vllm-v1":
         raise WorkloadError(
             f"{where} has a prompt of {request.prompt_tokens} tokens, it must be shorter than max_model_len, "
@@ -54,8 +65,10 @@ def check_request(config: EngineConfig, request: Request) -> None:
         )
     for name in ("arrival_s", "arrival_time", "abort_s"):
         value = getattr(request, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise WorkloadError(f"{where} has {name} {value}, it must be a time from 0 on")
+        if value is not None and not (math.isfinite(value) and 0 <= value <= LATEST_S):
+            raise WorkloadError(
+                f"{where} has {name} {value}, it must be a time from 0 to {LATEST_S:.0e} seconds"
+            )
     if request.abort_s is not None and request.abort_s < request.arrival_s:
         raise WorkloadError(f"{where} is aborted before it arrives")
     if request.prompt is not None:

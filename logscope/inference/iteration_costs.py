@@ -185,8 +185,10 @@ class Costs:
         if self.known:
             cost += self._left_cost(state, k, new)
             here, known = state.next_new, len(self.position)
-            for i in range(here, here + new):
-                if i >= known or self.position[i] > k + 1:
+            # A damaged line may count more requests than there are: those that are not known are not gone through.
+            cost += 3.0 * max(0, here + new - max(here, known))
+            for i in range(here, min(here + new, known)):
+                if self.position[i] > k + 1:
                     cost += 3.0
         return cost
 

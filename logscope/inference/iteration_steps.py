@@ -11,6 +11,9 @@ from logscope.inference.iteration_clock import Floats, Ints, end_times
 
 __all__ = ["Steps", "read_steps", "seconds_of"]
 
+_MOST_REQUESTS = 1 << 16  # in one step
+_MOST_TOKENS = 1 << 26
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -85,11 +88,23 @@ def seconds_of(frame: pl.DataFrame) -> Floats:
 
 
 def read_steps(frame: pl.DataFrame, usable_blocks: int | None) -> Steps:
-    """The steps of one engine's iteration frame; `usable_blocks` is the pool without the null block."""
-    frame = frame.filter(
-        ~pl.col("dummy").fill_null(False)
-        & (pl.col("context_requests") + pl.col("generation_requests") > 0)
-    ).sort("order")
+    """The steps of one engine's iteration frame; `usable_blocks` is the pool without the null block.
+
+    A line with counts that no server reaches is damaged: it counts as missing.
+    """
+    frame = (
+        frame.filter(
+            pl.col("context_requests").is_between(0, _MOST_REQUESTS)
+            & pl.col("generation_requests").is_between(0, _MOST_REQUESTS)
+            & pl.col("context_tokens").is_between(0, _MOST_TOKENS)
+            & pl.col("generation_tokens").is_between(0, _MOST_TOKENS)
+        )
+        .filter(
+            ~pl.col("dummy").fill_null(False)
+            & (pl.col("context_requests") + pl.col("generation_requests") > 0)
+        )
+        .sort("order")
+    )
     column = {
         name: frame[name].cast(pl.Int64).to_numpy().astype(np.int64)
         for name in (

@@ -45,7 +45,7 @@ def _reader_of(source: str, number: int, line: str) -> Callable[[str, TextIO], W
     if start == "{":
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             # One document over several lines, or one line that is broken: reading it whole tells which.
             return _read_document
         return _reader_of_object(source, number, record)

@@ -60,6 +60,8 @@ def parse_json(source: str, number: int, text: str) -> Any:
     except json.JSONDecodeError as error:
         at = number + error.lineno - 1
         raise WorkloadError(f"{source}: line {at}: not JSON ({error.msg})") from None
+    except ValueError:
+        raise WorkloadError(f"{source}: line {number}: a number of thousands of digits") from None
     except RecursionError:
         raise WorkloadError(f"{source}: line {number}: nested too deep") from None
 
