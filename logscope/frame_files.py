@@ -13,7 +13,7 @@ from parsers.frames import FrameBuilder
 
 __all__ = ["FrameFiles"]
 
-ROWS = 200_000
+ROWS = 150_000
 """So many rows of a family wait in memory (some 30 to 120 MB)."""
 
 

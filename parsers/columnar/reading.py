@@ -29,7 +29,7 @@ from parsers.text_blocks import TextBlock
 
 __all__ = ["Evidence", "read_frames"]
 
-BLOCK = 1 << 24
+BLOCK = 1 << 23
 _FEWEST = 16  # shorter stretches are read line by line
 _CHUNK = 256
 _NEVER = np.iinfo(np.int64).min  # NaT, which Polars takes for null
