@@ -132,10 +132,10 @@ class RayCluster:
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """The results; raises ExecutorError where the cluster lost a task for good."""
-        task = self._ray.remote(max_retries=2)(function)
+        task = self._ray.remote(max_retries=2)(_call)
         pending: deque[Any] = deque()
         for item in items:
-            pending.append(task.remote(item))
+            pending.append(task.remote(function, item))
             if len(pending) > self.width:
                 yield self._result(pending.popleft())
         while pending:
@@ -148,6 +148,10 @@ class RayCluster:
             raise error.cause from error
         except self._ray.exceptions.RayError as error:
             raise ExecutorError(f"the Ray cluster lost a task: {_first_line(error)}") from error
+
+
+def _call(function: Callable[[T], R], item: T) -> R:
+    return function(item)
 
 
 def executor_for(jobs: int = 1, on: str | None = None) -> Executor:

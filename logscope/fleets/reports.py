@@ -24,15 +24,17 @@ def write_reports(
     *,
     plotlyjs: str | None = None,
 ) -> None:
-    """Write the report to the file `target`, or to its `index.html` where it is a folder (or to be one: its name has no suffix).
+    """Write the report to the file `target`, or to its `index.html` where it is a folder (or, for several servers, to be one: its name
+    has no suffix).
 
     The reports of several servers share one script beside them, unless `plotlyjs` says otherwise; a single report holds it.
     """
-    folder = target.is_dir() or (not target.suffix and not target.exists())
+    several = len(rows) > 1
+    folder = target.is_dir() or (several and not target.suffix and not target.exists())
     if folder:
         target.mkdir(parents=True, exist_ok=True)
         target = target / "index.html"
-    if len(rows) < 2:
+    if not several:
         write_html(document, frames_of_report(found), target, plotlyjs=plotlyjs or "inline")
         return
     for server, part in servers_of(found).items():
