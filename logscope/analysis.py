@@ -162,6 +162,8 @@ def engine_result(
                 f"The replay failed ({failure}): what follows is from the log alone",
             )
         )
+    if answer is not None and not answer.fair:
+        findings.append(_poor_fit(answer))
     preemptions = combine(logged, None)
     if answer is not None:
         counted = answer.preemptions, answer.timeline, answer.recomputed_tokens
@@ -191,6 +193,13 @@ def engine_result(
         prompt,
         generation,
         declined=declined,
+    )
+
+
+def _poor_fit(answer: ReplayAnswer) -> Finding:
+    title = f"The replay fits this log poorly ({answer.mean_fit:.0%} on average): what is inferred or replayed here is not to be relied on, and decides nothing"
+    return Finding(
+        "coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)}
     )
 
 

@@ -76,9 +76,13 @@ class ReplayAnswer:
     @property
     def fair(self) -> bool:
         """Whether the replay meets what was observed well enough to decide."""
+        return self.mean_fit >= (FAIR_FIT_IN_PART if self.unsupported else FAIR_FIT)
+
+    @property
+    def mean_fit(self) -> float:
+        """The mean of the fit's known series; 0 without any."""
         known = [v for v in self.fit.values() if v is not None]
-        needed = FAIR_FIT_IN_PART if self.unsupported else FAIR_FIT
-        return bool(known) and sum(known) / len(known) >= needed
+        return sum(known) / len(known) if known else 0.0
 
     @property
     def p99_e2e(self) -> float | None:

@@ -146,6 +146,16 @@ def test_speculative_decoding_is_replayed_with_wider_bounds() -> None:
     assert counts["high"] - counts["low"] >= 3
 
 
+def test_a_poor_fit_is_said_aloud_and_decides_nothing() -> None:
+    found, document = replayed("speculative-decoding.log")
+    answer = found.engines[0].answer
+    assert answer is not None
+    assert not answer.fair
+    said = [f for f in document["findings"] if "mean_fit" in f.get("facts", {})]
+    assert [f["facts"]["mean_fit"] for f in said] == [round(answer.mean_fit, 3)]
+    assert document["verdict"] == "kv-capacity"  # by the queues, not by the replay's ledger
+
+
 @pytest.mark.parametrize(
     ("counts", "wide"),
     [

@@ -167,6 +167,13 @@ def _figures(
                 f"  Throughput   {number(flow['prompt_tokens_per_s'])} prompt and {number(flow['generation_tokens_per_s'])} generated tokens/s [measured]"
             )
         )
+    for finding in document["findings"]:
+        if _poor_fit(finding) and _of_worst(finding, document):
+            console.print(Text(f"  {clean(finding['title'], 300)}", style="yellow"))
+
+
+def _poor_fit(finding: Mapping[str, Any]) -> bool:
+    return finding["id"] == "coverage" and "mean_fit" in finding.get("facts", {})
 
 
 def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
@@ -244,7 +251,7 @@ def _effect(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def _not_visible(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
     said: list[str] = []
     for finding in document["findings"]:
-        if finding["id"] != "coverage" or finding["title"] in said:
+        if finding["id"] != "coverage" or _poor_fit(finding) or finding["title"] in said:
             continue
         if verbose or len(document["engines"]) == 1 or _of_worst(finding, document):
             said.append(finding["title"])
