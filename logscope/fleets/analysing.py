@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from logscope.analysis import Analysis, EngineResult, engine_result, with_imbalance, worst_of
 from logscope.fleets.executors import Executor
 from logscope.log_frames import LogFrames
-from logscope.scenario import Scenario
 from logscope.servers import EngineLog, engine_logs
 
 __all__ = ["analyze_fleet"]
@@ -35,7 +34,7 @@ def analyze_fleet(
 ) -> Analysis:
     """`logscope.analysis.analyze`, with each engine as one task of `executor`: the same answer, whoever gives it.
 
-    What comes back holds no `predict` (see `ReplayAnswer`): its candidates were replayed where the workload was inferred.
+    What comes back holds no functions (see `ReplayAnswer.predict`): candidates were replayed where the workload was inferred.
     """
     logs = engine_logs(data.frames, given)
     tasks = (_Task(_portion(data, log), log) for log in logs)
@@ -75,7 +74,9 @@ def _result(task: _Task, *, replay: bool, seed: int) -> EngineResult:
     bare = EngineLog(task.log.facts, {})
     answer = found.answer
     if answer is not None:
-        answer = replace(answer, predict=_not_here, drawn=None)
+        names = [f.name for f in fields(answer) if callable(getattr(answer, f.name))]
+        functions: dict[str, Any] = dict.fromkeys(names, _not_here)
+        answer = replace(answer, drawn=None, **functions)
     return replace(
         found, log=bare, context=replace(found.context, log=bare, texts={}), answer=answer
     )
@@ -90,5 +91,5 @@ def _restored(result: EngineResult, log: EngineLog) -> EngineResult:
     return replace(result, log=log, context=replace(result.context, log=log), answer=answer)
 
 
-def _not_here(scenario: Scenario | None) -> Mapping[str, Any]:
+def _not_here(*_: object) -> NoReturn:
     raise RuntimeError("this workload was inferred in another process")
