@@ -33,7 +33,9 @@ def within_span(data: LogFrames, span: Span) -> LogFrames:
             kept.append(order)
     inside = pl.Series("order", kept, dtype=pl.Int64)
     frames = {
-        family: frame if family in SETUP_FAMILIES else frame.filter(pl.col("order").is_in(inside.implode()))
+        family: frame
+        if family in SETUP_FAMILIES
+        else frame.filter(pl.col("order").is_in(inside.implode()))
         for family, frame in data.frames.items()
     }
     exceptions = {
