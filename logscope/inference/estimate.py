@@ -38,7 +38,7 @@ __all__ = ["Inference", "infer", "predict"]
 
 _SECONDS = 2.6  # of one core, about, for all passes
 _POOLED = "statistics"  # outputs are drawn anew in every particle, so that one alone has too little of the tail
-_MOST_ARRIVALS = 8_000
+_MOST_ARRIVALS = 6_000
 _MOST_WINDOWS = 1_000
 # Bounds of at most half of the true count (seven tenths without request lines), also where the value is too high by the
 # error that it may have (15 %, 25 %).
