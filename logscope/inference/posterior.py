@@ -78,7 +78,8 @@ def count_preemptions(
     # counts of whole runs lean to the right: the upper bound lies further out
     below, above = 0.92 * spread, 1.08 * spread
     if value >= 8:
-        below, above = min(below, 0.45 * widest * value), min(above, 0.55 * widest * value)
+        widest_count = widest * value - 1.0  # the bounds are rounded outwards to whole numbers
+        below, above = min(below, 0.45 * widest_count), min(above, 0.55 * widest_count)
     low, high = max(0.0, value - below), value + above
     if float(np.mean(counts > 0)) < 0.05:
         value = low = 0.0
