@@ -50,8 +50,8 @@ class Advice:
 
 def advise(
     facts: EngineFacts, tried: Sequence[Candidate], predict: Predict, screen: Predict | None = None
-) -> tuple[list[Advice], list[Mapping[str, Any]]]:
-    """Replay the candidates and keep those that help, the best value of each setting; also every free replay's figures.
+) -> tuple[list[Advice], Mapping[str, Any], list[Mapping[str, Any]]]:
+    """Replay the candidates and keep those that help, the best value of each setting; also the figures that they were screened against, and those of every free change.
 
     `screen` (default: `predict`) is a cheaper replay that chooses the value of each setting; what it keeps is replayed with `predict`.
 
@@ -82,7 +82,7 @@ def advise(
         if gain is not None:
             flag = flag_text(facts, candidate.changes)
             found.append(Advice(candidate, flag, baseline, after, gain, scenario.notes))
-    return sorted(found, key=lambda a: (a.candidate.cost != "free", -a.score)), free
+    return sorted(found, key=lambda a: (a.candidate.cost != "free", -a.score)), first, free
 
 
 def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:

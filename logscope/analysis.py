@@ -211,8 +211,7 @@ def _advise(
         return [], replay_findings(context, answer, None, [])
     out_of_memory = any(f.id == "runtime-oom" for f in findings)
     tried = candidates(context, verdict, out_of_memory=out_of_memory)
-    advice, free = advise(context.log.facts, tried, answer.predict, answer.screen)
-    now = (answer.screen or answer.predict)(None)
+    advice, now, free = advise(context.log.facts, tried, answer.predict, answer.screen)
     return advice, replay_findings(context, answer, now, free)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from logscope.advice import Predict
 from logscope.drawn_replay import DrawnReplay, of_sample
 from logscope.errors import fault_of
 from logscope.finding import Finding
@@ -25,7 +26,7 @@ from logscope.unsupported import widened
 from reference_engine.config import EngineConfig
 from reference_engine.workload import Request
 
-__all__ = ["FAIR_FIT", "Predict", "ReplayAnswer", "replay_engine", "try_replay"]
+__all__ = ["FAIR_FIT", "ReplayAnswer", "replay_engine", "try_replay"]
 
 FAIR_FIT = 0.5
 """Mean fit of the observed series from which a replay may decide the verdict."""
@@ -36,9 +37,6 @@ FAIR_FIT_IN_PART = 0.7
 REPEATS = 3
 SPAN_SHARE = 0.9
 SCREENED = 3  # advice is tried on every third of the sampled workloads before it is on all
-
-Predict = Callable[["Scenario | None"], Mapping[str, Any]]
-"""Replays a scenario (None: as it is) and gives the keys of `whatif --json`."""
 
 
 @dataclass(frozen=True, slots=True)
