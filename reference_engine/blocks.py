@@ -79,12 +79,6 @@ class CountedPool:
         self.free += state.held
         state.held = 0
 
-    def copy(self) -> CountedPool:
-        """An independent copy."""
-        new = CountedPool(self.usable)
-        new.free = self.free
-        return new
-
 
 class Contents:
     """Hashes of the contents of full blocks: equal content after equal content has an equal hash.
@@ -226,17 +220,3 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
         state.blocks = []
         state.held = state.registered = 0
-
-    def copy(self) -> BlockPool:
-        """An independent copy; the numbering of contents is shared, it only grows."""
-        new = BlockPool.__new__(BlockPool)
-        new.usable, new.contents, new.unhashed_first = (
-            self.usable,
-            self.contents,
-            self.unhashed_first,
-        )
-        new._free = self._free.copy()
-        new._users = self._users.copy()
-        new._hash = self._hash.copy()
-        new._cached = {number: blocks.copy() for number, blocks in self._cached.items()}
-        return new

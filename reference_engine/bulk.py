@@ -79,11 +79,6 @@ class BulkScheduler(V1Scheduler):
         self.waiting.add(state)
         return state
 
-    def reset(self) -> None:
-        """Forget what only lives within one decision (after a copy)."""
-        self._listed = set()
-        self._spare = None
-
     # ---- one batch ----
 
     def decide(self) -> tuple[Step, list[Chunk], int]:

@@ -231,12 +231,6 @@ class ReplayClock(ABC, Generic[BatchT]):
         if full and self.in_flight:
             self._due = self.in_flight[0].end
 
-    def fork_clock(self, old: ReplayClock[BatchT]) -> None:
-        """Have arrivals and aborts of one's own after a shallow copy of `old`."""
-        self._arrivals = old._arrivals.copy()
-        self._by_step = old._by_step.copy()
-        self._aborts = old._aborts.copy()
-
     def _takes_time(self) -> bool:
         """Whether a turn with an empty batch takes a step's base time: not beside another batch in flight."""
         return not self.in_flight or self.in_flight[-1].end <= self.now

@@ -6,19 +6,16 @@ took are differences of running totals at its events. Times stay exact: the step
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from copy import copy
 
 from .bulk import BulkScheduler
 from .clock import ReplayClock, batch_duration
 from .coast import close_stretch, coast, open_stretch
 from .config import EngineConfig
 from .errors import ConfigError, NoProgressError, WorkloadError
-from .fast_batch import Chunk, FastBatch, Load, disturbance, fork_batch, load_of
+from .fast_batch import Chunk, FastBatch, Load, disturbance, load_of
 from .fast_cover import bulk_possible
 from .fast_state import FastState
-from .fork import fork_scheduler
 from .ledger import (
     BUDGET,
     DECODE,
@@ -41,7 +38,7 @@ __all__ = ["FastReplay"]
 class FastReplay(ReplayClock[FastBatch]):
     """A workload on a virtual clock, from event to event.
 
-    `add` requests, let time pass with `advance(until_s)`, read `observe()`, branch with `fork()`; or `run` a whole
+    `add` requests, let time pass with `advance(until_s)`, read `observe()`; or `run` a whole
     workload. `step_time` may be replaced between two calls: it holds for the batches decided from then on.
 
     Args:
@@ -88,26 +85,6 @@ class FastReplay(ReplayClock[FastBatch]):
     def all_records(self) -> list[RequestRecord]:
         """The records of all requests that entered, in order of entry."""
         return self.records
-
-    def fork(self) -> FastReplay:
-        """An independent copy in the same state; finished records are shared, the log of steps is copied."""
-        new = copy(self)
-        new.scheduler, moved = fork_scheduler(self.scheduler)
-        new.records = [
-            moved[id(state)].record if (state := self._state_of(r)) else r for r in self.records
-        ]
-        new.in_flight = deque(fork_batch(batch, moved) for batch in self.in_flight)
-        new.finished = self.finished.copy()
-        new.gaps = self.gaps.copy()
-        new.log = self.log and self.log.copy()
-        new.fork_clock(self)
-        new._queued = self._queued.copy()
-        return new
-
-    def _state_of(self, record: RequestRecord) -> FastState | None:
-        if record.status != "waiting":
-            return None
-        return self.scheduler.known.get(record.request.id)
 
     # ---- entering and leaving ----
 

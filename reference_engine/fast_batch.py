@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .clock import batch_duration
 from .fast_state import FastState
@@ -11,7 +10,7 @@ from .ledger import DECODE, chunk_kind
 from .state import RequestState
 from .step_time import StepTime
 
-__all__ = ["Chunk", "FastBatch", "Load", "disturbance", "fork_batch", "load_of"]
+__all__ = ["Chunk", "FastBatch", "Load", "disturbance", "load_of"]
 
 
 @dataclass(slots=True)
@@ -101,19 +100,3 @@ def disturbance(model: StepTime, batch: FastBatch, own: int) -> int:
     requests = batch.members + len(batch.chunks)
     without = batch_duration(model, own, batch.decode_requests, batch.kv_tokens, requests)
     return max(0, batch.end - batch.start - without)
-
-
-def fork_batch(batch: FastBatch, moved: Mapping[int, FastState]) -> FastBatch:
-    """A batch in flight whose requests are the copies; those that are gone stay as they are."""
-
-    def copies(states: list[FastState]) -> list[FastState]:
-        return [moved.get(id(state), state) for state in states]
-
-    chunks = [replace(c, state=moved.get(id(c.state), c.state)) for c in batch.chunks]
-    return replace(
-        batch,
-        chunks=chunks,
-        skipped=copies(batch.skipped),
-        leaving=copies(batch.leaving),
-        finishing=copies(batch.finishing),
-    )

@@ -42,35 +42,3 @@ class FastState(RequestState):
         self.base = self.out_base = self.first = self.finish = 0
         self.mark_time = self.mark_disturbed = self.wait_from = 0
         self.queued = (0, 0, 0)
-
-    def copy(self) -> FastState:
-        """An independent copy; `segment` still is the original's."""
-        new = FastState.__new__(FastState)
-        new.request = self.request
-        new.id = self.id
-        new.priority = self.priority
-        new.arrival = self.arrival
-        new.prompt = self.prompt
-        new.limit = self.limit
-        new.output = self.output
-        new.computed = self.computed
-        new.placeholders = self.placeholders
-        new.status = self.status
-        new.held = self.held
-        new.registered = self.registered
-        new.segment = self.segment
-        new.blocks = self.blocks.copy() if self.blocks else []
-        new.hashes = self.hashes.copy() if self.hashes else []
-        new.record = self.record.copy()
-        new.bulk = self.bulk
-        new.draining = self.draining
-        new.stamp = self.stamp
-        new.base = self.base
-        new.out_base = self.out_base
-        new.first = self.first
-        new.finish = self.finish
-        new.mark_time = self.mark_time
-        new.mark_disturbed = self.mark_disturbed
-        new.wait_from = self.wait_from
-        new.queued = self.queued
-        return new

@@ -96,21 +96,3 @@ class RequestRecord:
         self.cached = 0
         self.reached = 0
         self.ledger = [0] * len(LABELS)
-
-    def copy(self) -> RequestRecord:
-        """An independent copy."""
-        new = RequestRecord.__new__(RequestRecord)
-        new.request = self.request
-        new.arrival = self.arrival
-        new.status = self.status
-        new.started = self.started
-        new.first_token = self.first_token
-        new.last_token = self.last_token
-        new.end = self.end
-        new.output = self.output
-        new.preemptions = self.preemptions
-        new.recomputed = self.recomputed
-        new.cached = self.cached
-        new.reached = self.reached
-        new.ledger = self.ledger.copy()
-        return new

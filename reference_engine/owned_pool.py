@@ -91,11 +91,3 @@ class OwnedPool:
             self._segments[-1][0] += blocks
         else:
             self._segments.append([blocks, 0])
-
-    def fork(self) -> tuple[OwnedPool, dict[int, Segment]]:
-        """An independent copy, and the new segment of each old one by its `id()`."""
-        new = OwnedPool.__new__(OwnedPool)
-        new.usable, new.free, new.unhashed_first = self.usable, self.free, self.unhashed_first
-        moved = {id(segment): segment.copy() for segment in self._segments}
-        new._segments = deque(moved.values())
-        return new, moved

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
 from typing import Protocol
 
 from .errors import SchedulerFailedError
@@ -36,12 +35,6 @@ class WaitingQueue(Protocol):
 
     def in_order(self) -> list[RequestState]:
         """All in pop order."""
-
-    def restore(self, states: Iterable[RequestState]) -> None:
-        """Fill an empty queue with requests in pop order."""
-
-    def empty(self) -> WaitingQueue:
-        """A new queue of the same kind with nobody in it."""
 
 
 class FcfsQueue:
@@ -78,14 +71,6 @@ class FcfsQueue:
     def in_order(self) -> list[RequestState]:
         """All in order."""
         return list(self._queue)
-
-    def restore(self, states: Iterable[RequestState]) -> None:
-        """Fill with requests in order."""
-        self._queue.extend(states)
-
-    def empty(self) -> FcfsQueue:
-        """A new queue."""
-        return FcfsQueue()
 
 
 class _Tie:
@@ -140,12 +125,3 @@ class PriorityQueue:
     def in_order(self) -> list[RequestState]:
         """All in pop order."""
         return [e[3] for e in sorted(self._heap, key=lambda e: (e[0], e[1], str(e[3].id)))]
-
-    def restore(self, states: Iterable[RequestState]) -> None:
-        """Fill with requests in order."""
-        for state in states:
-            self.add(state)
-
-    def empty(self) -> PriorityQueue:
-        """A new queue with the same rule for ties."""
-        return PriorityQueue(self._ties)

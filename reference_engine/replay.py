@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 
 from .clock import ReplayClock, batch_duration
@@ -68,11 +67,6 @@ class PlainReplay(ReplayClock[_PlainBatch]):
     def unfinished(self) -> int:
         """Requests inside the scheduler."""
         return self.scheduler.unfinished
-
-    def fork(self) -> PlainReplay:
-        """An independent copy in the same state (slow: everything is copied but requests and configuration)."""
-        shared = [self.config, self.step_time, *(r.request for r in self.records.values())]
-        return deepcopy(self, {id(thing): thing for thing in shared})
 
     def all_records(self) -> list[RequestRecord]:
         """The records of all requests that entered, in order of entry."""

@@ -56,7 +56,7 @@ def make_replay(
 
     The fast ones do not know V0 with prefix caching, priorities, delays or partial prefills, nor a few versions.
 
-    Both have `add`, `advance(until_s)`, `observe()`, `fork()`, `run(requests)`, `all_records()`, `finished` and `gaps`.
+    Both have `add`, `advance(until_s)`, `observe()`, `run(requests)`, `all_records()`, `finished` and `gaps`.
 
     Args:
         config: the engine.

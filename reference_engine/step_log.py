@@ -29,9 +29,3 @@ class StepLog:
     def append(self, *row: int) -> None:
         """One completed step."""
         self.rows.append(row)
-
-    def copy(self) -> StepLog:
-        """An independent copy."""
-        new = StepLog()
-        new.rows = self.rows.copy()
-        return new

@@ -55,9 +55,6 @@ class V0Pool(Protocol):
     def mark_computed(self) -> None:
         """The step is scheduled: blocks that got full in it can be hit from the next step on."""
 
-    def copy(self) -> V0Pool:
-        """An independent copy."""
-
 
 class CountingPool:
     """Without prefix caching only the numbers matter.
@@ -108,12 +105,6 @@ class CountingPool:
 
     def mark_computed(self) -> None:
         """Nothing to mark."""
-
-    def copy(self) -> CountingPool:
-        """An independent copy."""
-        new = CountingPool(self.total, self.block_size)
-        new.free = self.free
-        return new
 
     def _take(self, blocks: int) -> None:
         if blocks > self.free:
@@ -211,14 +202,6 @@ class CachingPool:
         for block in self._touched:
             self._computed[block] = True
         self._touched.clear()
-
-    def copy(self) -> CachingPool:
-        """An independent copy."""
-        new = CachingPool(0, self.contents)
-        for name, value in vars(self).items():
-            copied = value.copy() if isinstance(value, (list, dict, set)) else value
-            setattr(new, name, copied)
-        return new
 
     def _is_miss(self, number: int) -> bool:
         block = self._cached.get(number)

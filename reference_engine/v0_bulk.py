@@ -8,9 +8,7 @@ back to that one whenever somebody lacks a block or the budget.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from copy import copy
 
 from .config import EngineConfig
 from .ledger import RequestRecord
@@ -69,15 +67,6 @@ class BulkState(V0State):
         self.mark_time = self.mark_disturbed = self.wait_from = 0
         self.queued = (0, 0, 0)
 
-    def copy(self) -> BulkState:
-        """An independent copy, its record too."""
-        new = BulkState.__new__(BulkState)
-        self.copy_to(new)
-        for name in BulkState.__slots__:
-            setattr(new, name, getattr(self, name))
-        new.record = self.record.copy()
-        return new
-
 
 class V0BulkScheduler(V0Scheduler):
     """Decides as `V0Scheduler`; `left` tells its owner who left the bulk in the last decision, and after which beat.
@@ -135,23 +124,6 @@ class V0BulkScheduler(V0Scheduler):
         self._close(turn, step)
         self.dropped = turn.dropped()  # type: ignore[assignment]
         return step
-
-    def fork(self) -> V0BulkScheduler:
-        """An independent copy that decides the same; requests are copied, finished ones forgotten."""
-        new = copy(self)
-        moved = {id(state): state.copy() for state in self.live.values()}
-        new.states = {key: moved[id(state)] for key, state in self.states.items()}
-        new.waiting = deque(moved[id(state)] for state in self.waiting)
-        new.running = deque(moved[id(state)] for state in self.running)
-        new.swapped = deque(moved[id(state)] for state in self.swapped)
-        new.memory = self.memory.copy()
-        new.phases = [{moved[id(state)] for state in phase} for phase in self.phases]
-        new.finish_at = {
-            beat: [moved[id(state)] for state in states if id(state) in moved]
-            for beat, states in self.finish_at.items()
-        }
-        new.left, new.dropped = [], []
-        return new
 
     def join(self, state: BulkState) -> None:
         """A request that has just got a token, and not its last, decodes in bulk from the next beat on."""

@@ -6,9 +6,7 @@ differences of running totals at its events. In default mode a batch of prefills
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 
 from .clock import ReplayClock, batch_duration
@@ -107,23 +105,6 @@ class V0FastReplay(ReplayClock[_Batch]):
     def all_records(self) -> list[RequestRecord]:
         """The records of all requests that entered, in order of entry."""
         return self.records
-
-    def fork(self) -> V0FastReplay:
-        """An independent copy in the same state; finished records are shared, the log of steps is copied."""
-        new = copy(self)
-        new.scheduler = self.scheduler.fork()
-        copies = new.scheduler.live
-        moved = {id(old): copies[key] for key, old in self.scheduler.live.items()}
-        records = {id(old.record): copies[key].record for key, old in self.scheduler.live.items()}
-        new.records = [records.get(id(record), record) for record in self.records]
-        new.in_flight = deque(_fork_batch(batch, moved) for batch in self.in_flight)
-        new.finished = self.finished.copy()
-        new.gaps = self.gaps.copy()
-        new.log = self.log and self.log.copy()
-        new.fork_clock(self)
-        new._queued = self._queued.copy()
-        new._fresh = self._fresh.copy()
-        return new
 
     # ---- entering and leaving ----
 
@@ -383,10 +364,3 @@ class V0FastReplay(ReplayClock[_Batch]):
         self._idle_turns += 1
         if self._idle_turns >= GUARD_STEPS:
             raise NoProgressError(stuck_message(scheduler.head()))
-
-
-def _fork_batch(batch: _Batch, moved: dict[int, BulkState]) -> _Batch:
-    new = copy(batch)
-    new.chunks = [(moved[id(state)], own, kind) for state, own, kind in batch.chunks]
-    new.held_up = [moved[id(state)] for state in batch.held_up]
-    return new

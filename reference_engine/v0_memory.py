@@ -5,8 +5,6 @@ Rules of vLLM 0.8.5, `core/block_manager.py`; older releases by their profile.
 
 from __future__ import annotations
 
-from copy import copy
-
 from .config import EngineConfig
 from .errors import SchedulerFailedError
 from .v0_blocks import make_pools
@@ -73,12 +71,6 @@ class V0Memory:
             self.gpu.release(state)
         elif state.status == "swapped":
             self.cpu.release(state)
-
-    def copy(self) -> V0Memory:
-        """An independent copy."""
-        new = copy(self)
-        new.gpu, new.cpu = self.gpu.copy(), self.cpu.copy()
-        return new
 
     def _blocks_to_append(self, state: V0State) -> int:
         """Blocks that the next append touches: one, but none in a prompt that ends with its last block.

@@ -52,16 +52,3 @@ class V0State(RequestState):
         self.in_prefill = True
         self.status = "waiting"
         self.cached = None
-
-    def copy(self) -> V0State:
-        """An independent copy (the request itself is shared, it never changes)."""
-        new = V0State.__new__(V0State)
-        self.copy_to(new)
-        return new
-
-    def copy_to(self, new: V0State) -> None:
-        """Write everything into another state."""
-        for name in (*RequestState.__slots__, *V0State.__slots__):
-            setattr(new, name, getattr(self, name))
-        new.blocks = self.blocks.copy()
-        new.hashes = self.hashes.copy()
