@@ -35,6 +35,7 @@ __all__ = [
     "PlaceKey",
     "Record",
     "RecordText",
+    "as_begun",
     "glued_at",
     "is_open",
     "may_continue",
@@ -124,8 +125,13 @@ def read_records(lines: Iterable[Line | None]) -> Iterator[Record]:
         if assembler is None:
             assembler = assemblers[key] = Assembler()
         yield from assembler.feed(line)
-    for assembler in assemblers.values():
+    for assembler in as_begun(assemblers.values()):
         yield from assembler.end()
+
+
+def as_begun(assemblers: Iterable[Assembler]) -> list[Assembler]:
+    """In the order of the lines at which their unfinished records begin: the order in which places were met says nothing."""
+    return sorted(assemblers, key=lambda a: a.since)
 
 
 class Assembler:
@@ -137,6 +143,13 @@ class Assembler:
         self.first = True
         self.held: list[Line] = []
         self.held_chars = 0
+
+    @property
+    def since(self) -> int:
+        """The physical line at which what is unfinished begins; 0 where nothing is."""
+        if self.pending is not None:
+            return self.pending.number
+        return self.held[0].number if self.held else 0
 
     def feed(self, line: Line) -> Iterator[Record]:
         """Take a line; gives the records which are complete with it."""

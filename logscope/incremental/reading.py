@@ -20,7 +20,15 @@ from parsers.clock import RecordClock
 from parsers.events import Coverage, Event
 from parsers.lines import Line
 from parsers.reader import Keep, SourceReader
-from parsers.records import Assembler, PlaceKey, Record, is_open, may_continue, place_of
+from parsers.records import (
+    Assembler,
+    PlaceKey,
+    Record,
+    as_begun,
+    is_open,
+    may_continue,
+    place_of,
+)
 from parsers.resuming import RewrittenError, Stand, Window
 from parsers.sessions import Sessions
 
@@ -213,11 +221,7 @@ class _SourceNews:
         """Where the next run begins; what has waited for its next line too long is settled."""
         self.entry.saw_cr |= any(a.saw_cr for a in self.assemblers.values())
         earliest = self.window.earliest_line()
-        waiting = [
-            (a.pending.number if a.pending is not None else a.held[0].number, a)
-            for a in self.assemblers.values()
-            if a.pending is not None or a.held
-        ]
+        waiting = [(a.since, a) for a in as_begun(self.assemblers.values()) if a.since]
         for number, assembler in waiting:
             if number < earliest:
                 for record in assembler.end():
@@ -255,7 +259,7 @@ class _SourceNews:
             reader.count(line)
             for record in self._assembler(line).feed(self._numbered(line)):
                 yield from self._events(record, reader, standing)
-        for assembler in self.assemblers.values():
+        for assembler in as_begun(self.assemblers.values()):
             for record in assembler.end():
                 may_grow = standing == COMPLETE and not self._is_quiet() and _may_grow(record)
                 yield from self._events(record, reader, OPEN if may_grow else standing)

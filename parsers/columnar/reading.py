@@ -24,7 +24,7 @@ from parsers.reader import (
     SourceReader,
     readers,
 )
-from parsers.records import Assembler, PlaceKey, Record, is_open, place_of
+from parsers.records import Assembler, PlaceKey, Record, as_begun, is_open, place_of
 from parsers.text_blocks import TextBlock
 
 __all__ = ["Evidence", "read_frames"]
@@ -87,7 +87,7 @@ class _SourceInBulk:
             else:
                 for line in piece.lines() if isinstance(piece, TextBlock) else piece:
                     self._feed(line)
-        for assembler in self.assemblers.values():
+        for assembler in as_begun(self.assemblers.values()):
             self._records(assembler.end())
 
     # -- line by line --------------------------------------------------------------------------------
