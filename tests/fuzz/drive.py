@@ -1,8 +1,8 @@
 """Fuzzing by hand, for as long as one likes: `python -m tests.fuzz.drive --minutes 5` (or `make fuzz MINUTES=5`).
 
-Mutates real logs and runs everything over them, each case in a bounded time and memory. With `--coverage` atheris guides it
-(pip install logscope[fuzz]). A case that fails is written to out/fuzz/, with the changes that made it; to keep it, cut it down and
-put it into tests/data/fuzz/, from where the suite reads it.
+Mutates real logs, settings and workload files and runs everything over them, each case in a bounded time and memory; `--targets`
+names some of them. With `--coverage` atheris guides it (pip install logscope[fuzz]). A case that fails is a folder of out/fuzz/, which
+`--again FOLDER` runs once more; to keep it, cut it down and put it into tests/data/fuzz/ (a log) or into a test.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from tests.fuzz.cases import Case, Target, keep, loaded
+from tests.fuzz.log_targets import LOG_TARGETS
 from tests.fuzz.mutations import CHANGES, ROOT, Change, changed, seeds
-from tests.fuzz.whole import check_log
+from tests.fuzz.setting_targets import SETTING_TARGETS
 
 LIMIT_S = 60
 SLOW_S = 10
 LIMIT_BYTES = 4 << 30
 OUT = ROOT / "out" / "fuzz"
+TARGETS = LOG_TARGETS | SETTING_TARGETS
 _NAMES = sorted(CHANGES)
 
 
@@ -40,25 +45,11 @@ def _too_slow(number: int, frame: FrameType | None) -> None:
     raise TooSlowError
 
 
-def _case(chance: random.Random) -> tuple[str, list[bytes], list[Change]]:
-    name = chance.choice(sorted(seeds()))
-    lines = list(seeds()[name])
-    if len(lines) > 150 and chance.random() < 0.8:  # the start, and a stretch of what follows
-        at = chance.randrange(60, len(lines) - 40)
-        lines = lines[:60] + lines[at : at + chance.randrange(20, 250)]
-    count = 1 + int(chance.expovariate(0.3))
-    changes = [
-        (chance.choice(_NAMES), chance.random(), chance.random(), chance.randrange(1 << 16))
-        for _ in range(count)
-    ]
-    return name, changed(lines, changes), changes
-
-
-def _run(lines: list[bytes], folder: Path, *, replay: bool) -> str | None:
+def _run(target: Target, case: Case, folder: Path) -> str | None:
     """The kind of failure, or None."""
     signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
     try:
-        check_log(lines, folder, replay=replay)
+        target.check(case, folder)
     except TooSlowError:
         stack = traceback.extract_tb(sys.exc_info()[2])
         ours = [
@@ -75,41 +66,60 @@ def _run(lines: list[bytes], folder: Path, *, replay: bool) -> str | None:
     return None
 
 
-def _keep(kind: str, lines: list[bytes], changes: list[Change], number: int) -> None:
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{number:06d}.log").write_bytes(b"\n".join(lines) + b"\n")
-    (OUT / f"{number:06d}.txt").write_text(f"{kind}\n{changes}\n", encoding="utf-8")
+@dataclass
+class _Tally:
+    cases: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
 
 
-def _by_chance(minutes: float, seed: int, replay_share: float) -> int:
+def _by_chance(minutes: float, seed: int, names: Sequence[str]) -> int:
     chance = random.Random(seed)
-    found: Counter[str] = Counter()
-    began, cases, slowest = time.monotonic(), 0, 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        while time.monotonic() - began < 60 * minutes:
-            name, lines, changes = _case(chance)
-            replay = chance.random() < replay_share
-            at = time.process_time()
-            kind = _run(lines, Path(folder), replay=replay)
-            took = time.process_time() - at
-            if took > max(SLOW_S, slowest):
-                print(f"{cases + 1}: {took:.0f} s of CPU time ({name} replay={replay})", flush=True)
-                _keep(f"slow: {took:.0f} s\n{name} replay={replay}", lines, changes, cases + 1)
-            slowest = max(slowest, took)
-            cases += 1
-            if kind is not None:
-                short = kind.split(" at ")[0] + kind.split(" at ")[-1][:80]
-                found[short] += 1
-                if found[short] <= 3:
-                    _keep(f"{kind}\n{name} replay={replay}", lines, changes, cases)
-                    print(f"{cases}: {kind} ({name})", flush=True)
-    hours = (time.monotonic() - began) / 3600
-    print(
-        f"{cases} cases in {hours:.2f} hours, slowest {slowest:.1f} s of CPU time, {sum(found.values())} failures"
-    )
-    for kind, count in found.most_common():
-        print(f"{count:6d}  {kind}")
+    tallies = {name: _Tally() for name in names}
+    turns = [name for name in names for _ in range(TARGETS[name].share)]
+    began, number = time.monotonic(), 0
+    while time.monotonic() - began < 60 * minutes:
+        number += 1
+        name = chance.choice(turns)
+        _one_case(name, tallies[name], TARGETS[name].make(chance), f"{seed}-{number:06d}")
+    found = sum(sum(t.failures.values()) for t in tallies.values())
+    print(f"{number} cases in {(time.monotonic() - began) / 3600:.2f} hours, {found} failures")
+    for name, tally in tallies.items():
+        print(
+            f"{name:8s} {tally.cases:6d} cases {tally.seconds:7.0f} s of CPU time, slowest {tally.slowest:.1f} s"
+        )
+        for kind, count in tally.failures.most_common():
+            print(f"{count:15d}  {kind}")
     return 1 if found else 0
+
+
+def _one_case(name: str, tally: _Tally, case: Case, number: str) -> None:
+    at = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        kind = _run(TARGETS[name], case, Path(folder))
+    took = time.process_time() - at
+    tally.cases += 1
+    tally.seconds += took
+    if took > max(SLOW_S, tally.slowest):
+        print(f"{name} {number}: {took:.0f} s of CPU time", flush=True)
+        keep(case, f"{name}\nslow: {took:.0f} s", OUT / f"{name}-{number}-slow")
+    tally.slowest = max(tally.slowest, took)
+    if kind is not None:
+        short = kind.split(" at ")[0] + " " + kind.split(" at ")[-1][:80]
+        tally.failures[short] += 1
+        if tally.failures[short] <= 3:
+            keep(case, f"{name}\n{kind}", OUT / f"{name}-{number}")
+            print(f"{name} {number}: {kind}", flush=True)
+
+
+def _again(folder: Path) -> int:
+    """A kept case once more, with whatever it raises."""
+    name = (folder / "kind.txt").read_text(encoding="utf-8").splitlines()[0]
+    with tempfile.TemporaryDirectory() as place:
+        TARGETS[name].check(loaded(folder), Path(place))
+    print(f"{folder}: {name} keeps its promises")
+    return 0
 
 
 def _guided(minutes: float, arguments: list[str]) -> None:
@@ -160,18 +170,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz logscope's analyze over mutated real logs.")
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--replay", type=float, default=0.3, help="share of cases with inference")
+    parser.add_argument(
+        "--targets", default=",".join(TARGETS), help=f"some of {', '.join(TARGETS)}"
+    )
+    parser.add_argument("--again", type=Path, metavar="FOLDER", help="run a kept case once more")
     parser.add_argument("--coverage", action="store_true", help="guided by atheris")
     given, rest = parser.parse_known_args()
     os.environ["LOGSCOPE_DEBUG"] = "1"
     warnings.simplefilter("error", RuntimeWarning)
     signal.signal(signal.SIGVTALRM, _too_slow)
+    if given.again is not None:
+        return _again(given.again)
     if given.coverage:
         _guided(given.minutes, rest)
         return 0
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     print(f"seed {given.seed}", flush=True)
-    return _by_chance(given.minutes, given.seed, given.replay)
+    return _by_chance(given.minutes, given.seed, given.targets.split(","))
 
 
 if __name__ == "__main__":
