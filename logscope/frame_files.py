@@ -2,69 +2,87 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import polars as pl
 
+from logscope.row_groups import RowGroups
 from logscope.whole_files import whole_file
 from parsers.events import Event
 from parsers.frames import FrameBuilder
 
 __all__ = ["FrameFiles"]
 
-ROWS = 150_000
-"""So many rows of a family wait in memory (some 30 to 120 MB)."""
+ROWS = 50_000
+"""So many rows of a family wait in memory (some 5 to 20 MB), and make a row group."""
+
+
+class _UnfinishedError(Exception):
+    """The files are not to appear."""
 
 
 class FrameFiles(FrameBuilder):
-    """Collects events as `FrameBuilder` does; a family's rows beyond `ROWS` wait in parts on the disk."""
+    """Collects events as `FrameBuilder` does; a family's rows beyond `ROWS` are written at once.
+
+    The files stand under hidden names beside their place until `finish`.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._parts: dict[str, list[Path]] = {}
-        self._waiting: tempfile.TemporaryDirectory[str] | None = None
-        self._added = 0
+        self._files: dict[str, RowGroups] = {}
+        self._places = ExitStack()
 
     def add(self, event: Event) -> None:
-        """Take one event, in the order of the input."""
+        """Take one event, in the order of the input. Raises OSError where a file cannot be written."""
         super().add(event)
-        self._added += 1
-        if self._added % ROWS == 0:
-            for family in self.families():
-                self._put_away(family, self.taken(family))
+        if not self.awaits and self.waiting(event.family) >= ROWS:
+            self._put_away(event.family)
 
     def add_frame(self, family: str, frame: pl.DataFrame) -> None:
-        """Take numbered events of a family; later than any frame before."""
+        """Take numbered events of a family; later than any frame before. Raises OSError as `add` does."""
         super().add_frame(family, frame)
-        if self.height(family) >= ROWS:
-            self._put_away(family, self.taken(family))
+        if self.waiting(family) >= ROWS:
+            self._put_away(family)
 
     def finish(self) -> None:
-        """Write the files. Raises OSError where one cannot be written."""
+        """Give the files their names. Raises OSError where one cannot be written."""
         for family in self.families():
-            frame = self.taken(family)
-            if family in self._parts and len(frame):
-                self._put_away(family, frame)
-            elif len(frame):
-                with whole_file(self._folder / f"{family}.parquet") as file:
-                    frame.write_parquet(file)
-        for family, parts in self._parts.items():
-            with whole_file(self._folder / f"{family}.parquet") as file:
-                pl.scan_parquet(parts).sink_parquet(file)
-        self.close()
+            self._put_away(family)
+        for family, file in self._files.items():
+            with self._named(family):
+                file.close()
+        self._places.close()
 
     def close(self) -> None:
-        """Remove what waits on the disk."""
-        if self._waiting is not None:
-            self._waiting.cleanup()
+        """Remove what is not finished."""
+        for file in self._files.values():
+            file.abandon()
+        with suppress(_UnfinishedError), self._places:
+            raise _UnfinishedError
 
-    def _put_away(self, family: str, frame: pl.DataFrame) -> None:
-        if self._waiting is None:
-            self._waiting = tempfile.TemporaryDirectory(prefix=".parts.", dir=self._folder)
-        parts = self._parts.setdefault(family, [])
-        part = Path(self._waiting.name) / f"{family}.{len(parts)}.parquet"
-        frame.write_parquet(part, compression="lz4", statistics=False)
-        parts.append(part)
+    def _put_away(self, family: str) -> None:
+        frame = self.taken(family)
+        if not len(frame):
+            return
+        file = self._files.get(family)
+        if file is None:
+            place = self._places.enter_context(whole_file(self._place(family)))
+            file = self._files[family] = RowGroups(place)
+        with self._named(family):
+            file.append(frame)
+
+    def _place(self, family: str) -> Path:
+        return self._folder / f"{family}.parquet"
+
+    @contextmanager
+    def _named(self, family: str) -> Iterator[None]:
+        """An error names the file as the user knows it."""
+        try:
+            yield
+        except OSError as error:
+            words = error.strerror or str(error)
+            raise OSError(error.errno, words, str(self._place(family))) from error

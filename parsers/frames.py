@@ -40,7 +40,8 @@ COMMON: dict[str, pl.DataType] = {
 """Columns of every family: `order` counts the input's events, `time` is the record's own clock (local, no zone), `outer_time`
 the envelope's; `at` is the record's own time, else that of the last record before it in the same server's stream."""
 
-CHUNK = 50_000
+CHUNK = 10_000
+"""So many rows wait as Python objects (some 2 kB each) before they become a frame."""
 
 
 class FrameBuilder:
@@ -51,6 +52,7 @@ class FrameBuilder:
         self._done: dict[str, list[pl.DataFrame]] = {}
         self._last: dict[tuple[int, str], datetime] = {}
         self._order = 0
+        self._awaited = 0
 
     def add(self, event: Event) -> None:
         """Take one event, in the order of the input."""
@@ -65,9 +67,14 @@ class FrameBuilder:
         rows = self._rows.setdefault(event.family, [])
         rows.append(_row(event, self._order, at))
         self._order += 1
-        if len(rows) >= CHUNK:
+        if len(rows) >= CHUNK and not self.awaits:
             self._done.setdefault(event.family, []).append(_frame(event.family, rows))
             self._rows[event.family] = []
+
+    @property
+    def awaits(self) -> bool:
+        """Whether events that were numbered are still to come as a frame: those added meanwhile may belong behind them."""
+        return self._awaited > 0
 
     def last_us(self, server: int, source: str) -> int | None:
         """The time (microseconds since the epoch) of the last event that had one."""
@@ -80,10 +87,14 @@ class FrameBuilder:
             self._last[server, source] = from_epoch_us(last_us).replace(tzinfo=None)
         order = self._order
         self._order += count
+        self._awaited += count
         return order
 
     def add_frame(self, family: str, frame: pl.DataFrame) -> None:
         """Take numbered events of a family, in the columns of `columns_of`; later than any frame before."""
+        self._awaited -= len(frame)
+        if not frame["order"].is_sorted():
+            frame = frame.sort("order")
         done = self._done.setdefault(family, [])
         if rows := self._rows.pop(family, None):
             done.append(_frame(family, rows))
@@ -95,9 +106,9 @@ class FrameBuilder:
         """The families of which there are events."""
         return [f for f in {**self._done, **self._rows} if self._done.get(f) or self._rows.get(f)]
 
-    def height(self, family: str) -> int:
-        """How many events of a family came as frames."""
-        return sum(map(len, self._done.get(family, ())))
+    def waiting(self, family: str) -> int:
+        """How many events of a family are kept here."""
+        return sum(map(len, self._done.get(family, ()))) + len(self._rows.get(family, ()))
 
     def taken(self, family: str) -> pl.DataFrame:
         """The events of a family, which are then no longer kept."""

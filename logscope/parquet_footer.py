@@ -1,0 +1,193 @@
+"""The footer of a Parquet file: read, moved to other places in a file, and written.
+
+A footer is a `FileMetaData` in Thrift's compact protocol (Apache Thrift, compact protocol; Apache Parquet, parquet.thrift). It is
+kept as it is but for what speaks of places: what no rule here knows goes through unchanged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Footer", "footer_of", "joined_footer"]
+
+MAGIC = b"PAR1"
+
+Struct = dict[int, tuple[int, Any]]
+"""Field number to type and value."""
+
+# Types of the compact protocol.
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = (
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12,
+)  # fmt: skip
+_INTEGERS = (_I16, _I32, _I64)
+_LONG_DELTA, _LONG_LIST = 15, 15
+
+# parquet.thrift: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
+_NUM_ROWS, _ROW_GROUPS = 3, 4
+_COLUMNS, _GROUP_OFFSET, _ORDINAL = 1, 5, 7
+_METADATA, _CHUNK_OFFSETS = 3, (2, 4, 6)
+_PAGE_OFFSETS = (9, 10, 11, 14)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """`document` is the file's metadata; the row groups' bytes stand from byte 4 to before `end`."""
+
+    document: Struct
+    end: int
+
+    @property
+    def groups(self) -> list[Struct]:
+        """The row groups."""
+        return list(self.document[_ROW_GROUPS][1][1])
+
+    @property
+    def rows(self) -> int:
+        """How many rows the file has."""
+        return int(self.document[_NUM_ROWS][1])
+
+
+def footer_of(file: bytes | memoryview) -> Footer:
+    """The footer of a whole Parquet file. Raises ValueError for what is none."""
+    if bytes(file[-4:]) != MAGIC:
+        raise ValueError("no Parquet file")
+    (size,) = struct.unpack("<I", file[-8:-4])
+    end = len(file) - 8 - size
+    return Footer(_Reader(bytes(file[end:-8])).struct(), end)
+
+
+def moved(group: Struct, by: int, ordinal: int) -> Struct:
+    """A row group whose bytes stand `by` bytes further, as the file's row group `ordinal`."""
+    found = _shifted(group, (_GROUP_OFFSET,), by)
+    if _ORDINAL in found:
+        found[_ORDINAL] = (_I16, ordinal)
+    kind, (item, chunks) = found[_COLUMNS]
+    found[_COLUMNS] = (kind, (item, [_moved_chunk(chunk, by) for chunk in chunks]))
+    return found
+
+
+def joined_footer(first: Footer, groups: Sequence[Struct], rows: int) -> bytes:
+    """The end of a file with the schema of `first` and these row groups: footer, its length, the mark."""
+    document = dict(first.document)
+    document[_NUM_ROWS] = (_I64, rows)
+    document[_ROW_GROUPS] = (_LIST, (_STRUCT, list(groups)))
+    out = bytearray()
+    _write_struct(out, document)
+    return bytes(out) + struct.pack("<I", len(out)) + MAGIC
+
+
+def _moved_chunk(chunk: Struct, by: int) -> Struct:
+    found = _shifted(chunk, _CHUNK_OFFSETS, by)
+    kind, metadata = found[_METADATA]
+    found[_METADATA] = (kind, _shifted(metadata, _PAGE_OFFSETS, by))
+    return found
+
+
+def _shifted(fields: Struct, places: Sequence[int], by: int) -> Struct:
+    """Zero stands for a place that is not told."""
+    return {
+        number: (kind, value + by if number in places and value else value)
+        for number, (kind, value) in fields.items()
+    }
+
+
+class _Reader:
+    """Reads one struct of the compact protocol."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text, self.at = text, 0
+        self.readers: dict[int, Callable[[], Any]] = {
+            _BYTE: lambda: self.bytes(1),
+            **dict.fromkeys(_INTEGERS, self.integer),
+            _DOUBLE: lambda: self.bytes(8),
+            _BINARY: lambda: self.bytes(self.number()),
+            _LIST: self.list,
+            _SET: self.list,
+            _STRUCT: self.struct,
+        }
+
+    def struct(self) -> Struct:
+        fields: Struct = {}
+        number = 0
+        while head := self.byte():
+            kind, delta = head & 15, head >> 4
+            number = number + delta if delta else self.integer()
+            value = kind == _TRUE if kind in (_TRUE, _FALSE) else self.readers[kind]()
+            fields[number] = (kind, value)
+        return fields
+
+    def list(self) -> tuple[int, list[Any]]:
+        head = self.byte()
+        kind, size = head & 15, head >> 4
+        if size == _LONG_LIST:
+            size = self.number()
+        read = self.byte if kind in (_TRUE, _FALSE) else self.readers[kind]
+        return kind, [read() for _ in range(size)]
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def bytes(self, size: int) -> bytes:
+        self.at += size
+        return self.text[self.at - size : self.at]
+
+    def number(self) -> int:
+        found = shift = 0
+        while (part := self.byte()) & 128:
+            found |= (part & 127) << shift
+            shift += 7
+        return found | part << shift
+
+    def integer(self) -> int:
+        found = self.number()
+        return found >> 1 ^ -(found & 1)
+
+
+def _write_struct(out: bytearray, fields: Struct) -> None:
+    last = 0
+    for number, (kind, value) in sorted(fields.items()):
+        told = (_TRUE if value else _FALSE) if kind in (_TRUE, _FALSE) else kind
+        delta = number - last
+        if 0 < delta <= _LONG_DELTA:
+            out.append(delta << 4 | told)
+        else:
+            out.append(told)
+            _write_number(out, number << 1 ^ number >> 63)
+        if kind not in (_TRUE, _FALSE):
+            _write(out, kind, value)
+        last = number
+    out.append(0)
+
+
+def _write(out: bytearray, kind: int, value: Any) -> None:
+    if kind in _INTEGERS:
+        _write_number(out, value << 1 if value >= 0 else ~(value << 1))
+    elif kind == _BINARY:
+        _write_number(out, len(value))
+        out += value
+    elif kind in (_LIST, _SET):
+        item, values = value
+        size = len(values)
+        out.append(min(size, _LONG_LIST) << 4 | item)
+        if size >= _LONG_LIST:
+            _write_number(out, size)
+        for one in values:
+            if item in (_TRUE, _FALSE):
+                out.append(one)
+            else:
+                _write(out, item, one)
+    elif kind == _STRUCT:
+        _write_struct(out, value)
+    else:
+        out += value
+
+
+def _write_number(out: bytearray, number: int) -> None:
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
