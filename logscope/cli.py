@@ -12,6 +12,7 @@ import click
 
 from logscope import __version__
 from logscope.errors import LogscopeError, fault_of
+from logscope.remarks import remark
 
 __all__ = ["cli", "main"]
 
@@ -79,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     try:
         return cli.main(args=args, prog_name="logscope", standalone_mode=True)
     except LogscopeError as error:
-        click.echo(f"logscope: {error}", err=True)
+        remark(str(error))
         sys.exit(error.status)
     except ReaderGoneError:
         # The reader of the pipe went away: end quietly, also when the interpreter flushes at exit.
@@ -88,17 +89,16 @@ def main(args: Sequence[str] | None = None) -> Any:
     except KeyboardInterrupt:
         sys.exit(130)
     except MemoryError:
-        click.echo("logscope: out of memory; give a span with --since and --until", err=True)
+        remark("out of memory; give a span with --since and --until")
         sys.exit(INTERNAL)
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
-        click.echo(f"logscope: {name}{error.strerror or error}", err=True)
+        remark(f"{name}{error.strerror or error}")
         sys.exit(3)
     except Exception as error:
         if os.environ.get("LOGSCOPE_DEBUG"):
             raise
-        click.echo(
-            f"logscope: a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it",
-            err=True,
+        remark(
+            f"a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it"
         )
         sys.exit(INTERNAL)

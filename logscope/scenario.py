@@ -10,9 +10,11 @@ from logscope.configuration import SETTINGS, SettingError
 from logscope.flags import flag_for
 from logscope.servers import EngineFacts, engine_config
 from reference_engine.config import EngineConfig
+from reference_engine.errors import ConfigError
 from reference_engine.kv_capacity import Placement, rescaled_num_blocks
 from reference_engine.model_shape import ModelShape, Parallel
 from reference_engine.step_time import LinearStepTime
+from reference_engine.validation import check_config
 
 __all__ = ["Scenario", "StepScale", "flag_text", "scenario_of"]
 
@@ -80,6 +82,10 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
         raise SettingError(
             "under this change no KV block is left: the weights take all of the memory"
         )
+    try:
+        check_config(config)
+    except ConfigError as error:
+        raise SettingError(f"no server can be set so: {error}") from None
     return Scenario(
         config,
         dict(changes),

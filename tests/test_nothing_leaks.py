@@ -159,6 +159,21 @@ def test_nothing_that_is_obeyed_gets_through(text: str) -> None:
     assert escaped(document) == document
 
 
+def test_nor_do_marks_in_the_name_of_a_file(tmp_path: Path) -> None:
+    """Names come from strangers too: folders and stores are filled by others."""
+    evil = f"{BIDI}\x1b]0;owned\x07\u009b2J.log"
+    (tmp_path / f"a{evil}").write_text("\n".join([*v1_start(), stats_v1(10, 4, 0, 5.0), ""]))
+    (tmp_path / f"b{evil}").write_bytes(b"\x1f\x8b\x08 a damaged one")
+    for verb in (["analyze", "--no-replay", "-v"], ["parse", "--all", "-v"]):
+        done = run(*verb, tmp_path)
+        assert "owned" in done.stderr
+        for text in (done.stdout, done.stderr):
+            assert OBEYED.search(text.replace("\n", " ")) is None
+    alone = run("analyze", tmp_path / f"b{evil}")
+    assert "damaged" in alone.stderr
+    assert OBEYED.search(alone.stderr.replace("\n", " ")) is None
+
+
 def test_marks_that_turn_text_around_reach_no_output(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     evil = f"{BIDI}\x1b]0;owned\x07\x9b2J"

@@ -17,6 +17,7 @@ from logscope.options import (
     unit_option,
     write_json,
 )
+from logscope.remarks import remark
 from logscope.times import Moment, Span
 
 if TYPE_CHECKING:
@@ -177,12 +178,11 @@ def command(
         data = read_on(executor, opened, span, year=year, state=state)
         if not quiet:
             for problem in problems(data.coverage):
-                click.echo(f"logscope: {problem}", err=True)
+                remark(problem)
         check_something_read(data.coverage)
         if not quiet and not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
-            click.echo(
-                "logscope: nothing in this log lies between --since and --until; what follows is from the server's start lines alone",
-                err=True,
+            remark(
+                "nothing in this log lies between --since and --until; what follows is from the server's start lines alone"
             )
         with progress_bar(quiet=quiet, color=color) as progress:
             found = analyze_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from logscope.options import display_options, open_sources, write_json
+from logscope.remarks import remark
 from logscope.times import ZoneType
 
 __all__ = ["command"]
@@ -68,7 +69,7 @@ def command(
         data = read_log(open_sources((name,), timezone=timezone), Span(), year=year)
         if not quiet:
             for problem in problems(data.coverage):
-                click.echo(f"logscope: {problem}", err=True)
+                remark(problem)
         check_something_read(data.coverage)
         sides.append(data)
     with progress_bar(quiet=quiet, color=color) as progress:

@@ -19,6 +19,7 @@ from logscope.options import (
     state_option,
     unit_option,
 )
+from logscope.remarks import remark
 from logscope.times import Moment, Span
 from parsers.events import Coverage, Event
 
@@ -111,7 +112,7 @@ def command(
         _write_jsonl(events)
     if not quiet:
         for problem in problems(coverage):
-            click.echo(f"logscope: {problem}", err=True)
+            remark(problem)
     if state is None or coverage.skipped_sources:
         check_something_read(coverage)
     if verbose:

@@ -9,6 +9,7 @@ import click
 
 from logscope.errors import LogscopeError
 from logscope.options import display_options
+from logscope.remarks import remark
 
 if TYPE_CHECKING:
     from logscope.workload_replay import JobResult
@@ -93,7 +94,7 @@ def command(
             result = run_job(changed_job(open_job(path, given), changes), steps_dir, trace)
         except EngineError as error:
             failed = True
-            click.echo(f"logscope: {_named(path, error)}", err=True)
+            remark(_named(path, error))
             continue
         results.append(result)
         failed = failed or result.error is not None
@@ -111,9 +112,9 @@ def _named(path: Path, error: Exception) -> str:
 
 def _tell(path: Path, result: JobResult) -> None:
     for note in result.job.notes:
-        click.echo(f"logscope: {path}: {note}", err=True)
+        remark(f"{path}: {note}")
     if result.error is not None:
-        click.echo(f"logscope: {path}: the replay ends early: {result.error}", err=True)
+        remark(f"{path}: the replay ends early: {result.error}")
 
 
 def _write(

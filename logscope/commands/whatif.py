@@ -13,6 +13,7 @@ from logscope.options import (
     unit_option,
     write_json,
 )
+from logscope.remarks import remark
 from logscope.times import Moment, Span
 
 __all__ = ["command"]
@@ -75,7 +76,7 @@ def command(
     data = read_log(opened, span, year=year)
     if not quiet:
         for problem in problems(data.coverage):
-            click.echo(f"logscope: {problem}", err=True)
+            remark(problem)
     check_something_read(data.coverage)
     from logscope.analysis import analyze
 

@@ -94,7 +94,10 @@ def arrival_times(
     """
     count = len(ends)
     if len(stamps) and np.mean(stamps % 1.0 > 0.0) > 0.5:
-        return np.maximum.accumulate(stamps)
+        filled = np.fmax.accumulate(
+            stamps
+        )  # a line whose date is none came when the one before it did
+        return np.where(np.isnan(filled), np.nanmin(stamps), filled)
     if count == 0:
         return np.where(np.isnan(stamps), 0.0, stamps)
     here = np.clip(position, 0, count - 1)

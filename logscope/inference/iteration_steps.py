@@ -80,7 +80,7 @@ def seconds_of(frame: pl.DataFrame) -> Floats:
     own = frame["at"].dt.epoch("us").cast(pl.Float64).to_numpy() / 1e6
     outer = frame["outer_time"].dt.epoch("us").cast(pl.Float64).to_numpy() / 1e6
     known = ~np.isnan(outer)
-    if not known.all() or not np.mean(outer != np.floor(outer)) > 0.5:
+    if not len(outer) or not known.all() or not np.mean(outer != np.floor(outer)) > 0.5:
         return np.asarray(own, dtype=np.float64)
     both = ~np.isnan(own)
     zone = np.round(np.median((own - outer)[both]) / 900.0) * 900.0 if both.any() else 0.0

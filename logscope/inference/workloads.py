@@ -129,10 +129,8 @@ def replay_workload(
     records: list[RequestRecord] = []
     gaps: dict[int, int] = {}
     log = None
-    for index in range(replicas):
+    for index in range(min(replicas, len(scaled.requests))):  # more have nothing to do
         share = scaled.part(index, replicas)
-        if not share.requests:
-            continue
         engine = _engine(share, config, keep_steps and replicas == 1)
         drive_workload(engine, share)
         records += engine.all_records()

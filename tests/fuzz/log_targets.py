@@ -121,8 +121,14 @@ def _check_growing(case: Case, folder: Path) -> None:
         else:
             lossless &= what == "rotate"
             _happens(what, log, press)
-    if lossless:
-        assert_same(found, read_log(expand([str(logs)]), Span(), year=YEAR))
+    if not lossless:
+        return
+    sources = expand([str(logs)])
+    expected = read_log(sources, Span(), year=YEAR)
+    if any(source.newest_first for source in sources):
+        # Such a log is read anew each time: how often its clock steps back depends on where the one before it stood.
+        found.coverage.out_of_order = expected.coverage.out_of_order = 0
+    assert_same(found, expected)
 
 
 def _happens(what: str, log: Path, press: str) -> None:
