@@ -1,28 +1,26 @@
 """The V1 scheduler of the fast path: decoding requests move in bulk, only the others are looked at one by one.
 
-Between two events (an admission, a finish, a shortage of blocks) every decoding request gets one token a step. A
-member's block demand depends only on its position within a block, so members are kept by the step, modulo the block
-size, in which they need the next block. Whatever does not follow that pattern takes the members apart again and
-walks them as `V1Scheduler` does, so that decisions are the plain scheduler's in every step.
+Between two events (an admission, a finish, a shortage of blocks) every decoding request gets one token a step, as a
+member of the bulk. Whatever does not follow that pattern takes the members apart again and walks them as `V1Scheduler`
+does, so that decisions are the plain scheduler's in every step.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import cast
 
 from .blocks import BlockPool, Pool
 from .config import EngineConfig
 from .fast_batch import Chunk
-from .fast_cover import bulk_possible, fast_pool
+from .fast_cover import fast_pool
 from .fast_state import FastState
 from .ledger import RequestRecord
+from .members import Bulk
 from .state import RequestState
 from .steps import RequestId, Step
 from .v1 import V1Scheduler
 
-__all__ = ["BulkScheduler", "Chunk", "bulk_possible"]
-
+__all__ = ["BulkScheduler"]
 
 Planned = tuple[FastState, int, int]  # a request outside the bulk, its tokens, its new blocks
 
@@ -49,12 +47,8 @@ class BulkScheduler(V1Scheduler):
         self.size = config.block_size
         self.lag = 1 if config.async_scheduling else 0
         self.batch = -1
-        self.members = 0
-        self.base_sum = 0
-        self.phases: list[set[FastState]] = [set() for _ in range(config.block_size)]
+        self.bulk: Bulk[FastState] = Bulk(config.block_size)
         self.single: list[FastState] = []
-        self.finish_at: dict[int, list[FastState]] = {}
-        self._finishes: list[int] = []
         self.left: list[tuple[FastState, int]] = []
         self.retired: list[FastState] = []
         self.skipped: list[FastState] = []
@@ -99,7 +93,7 @@ class BulkScheduler(V1Scheduler):
             self.skipped = []
         if not self._walk_in_bulk(step):
             self._walk_singly(step)
-        members = self.members
+        members = self.bulk.count
         if step.preempted:
             step.blocked = "kv"
         elif self.waiting:
@@ -128,8 +122,9 @@ class BulkScheduler(V1Scheduler):
     def _advance_chunks(self, step: Step) -> list[Chunk]:
         """Count the tokens of those outside the bulk as computed; who has caught up joins the bulk."""
         chunks = []
+        known = self.known
         for request_id, tokens in step.scheduled.items():
-            state = self.known[request_id]
+            state = known[request_id]
             start = state.computed
             state.computed = end = start + tokens
             sampled = end >= state.prompt + state.output + state.placeholders
@@ -149,29 +144,12 @@ class BulkScheduler(V1Scheduler):
         if output >= state.limit:
             state.draining = True
             return
-        batch = self.batch
-        state.bulk = True
-        state.base = state.computed - batch
-        state.out_base = output - batch
-        state.first = batch + 1
-        state.finish = batch + state.limit - output
-        if state.finish in self.finish_at:
-            self.finish_at[state.finish].append(state)
-        else:
-            self.finish_at[state.finish] = [state]
-            heappush(self._finishes, state.finish)
-        self.phases[(1 - state.base) % self.size].add(state)
-        self.members += 1
-        self.base_sum += state.base
+        self.bulk.join(state, self.batch, output)
         self._joined += state.base
 
     def leave(self, state: FastState, last: int) -> None:
         """Take a request out of the bulk after batch number `last` and write its plain fields."""
-        state.bulk = False
-        self.phases[(1 - state.base) % self.size].discard(state)
-        self.members -= 1
-        self.base_sum -= state.base
-        state.computed = computed = state.base + last
+        state.computed = computed = self.bulk.leave(state, last)
         state.output = state.out_base + last - self.lag
         state.placeholders = self.lag
         if computed > state.record.reached:
@@ -188,20 +166,15 @@ class BulkScheduler(V1Scheduler):
 
     def retire(self, batch: int) -> list[FastState]:
         """The members whose last token comes with a batch, taken out of the bulk."""
-        due = self.finish_at.pop(batch, None)
-        if due is None:
-            return []
-        retired = []
-        for state in due:  # may name one that left the bulk, or name one twice
-            if state.bulk and state.finish == batch:
-                self.leave(state, batch)
-                state.draining = True
-                retired.append(state)
+        retired = self.bulk.due(batch)
+        for state in retired:
+            self.leave(state, batch)
+            state.draining = True
         return retired
 
     def _take_apart(self) -> None:
         """All members become single again."""
-        members = [state for phase in self.phases for state in phase]
+        members = [state for phase in self.bulk.phases for state in phase]
         members.sort(key=_stamp)
         for state in members:
             self._leave_now(state)
@@ -214,7 +187,8 @@ class BulkScheduler(V1Scheduler):
         A step without events has been decided since the last arrival. What kept the head then keeps it now, unless
         cached blocks come and go (`BlockPool`), or prompts change places in the queue while they wait.
         """
-        if self.single or not self.members or self.members != len(self.running):
+        members = self.bulk.count
+        if self.single or not members or members != len(self.running):
             return False
         if not self.waiting or len(self.running) >= self.seats:
             return True
@@ -223,17 +197,10 @@ class BulkScheduler(V1Scheduler):
             whole and self.profile.unchunked_prompt == "skipped"
         )
 
-    def next_finish(self) -> int:
-        """The next batch that brings a last token (or that did, before its request was evicted)."""
-        finishes = self._finishes
-        while finishes and finishes[0] not in self.finish_at:
-            heappop(finishes)
-        return finishes[0]
-
     def allot_members(self, batch: int) -> None:
         """Hand the members of an uneventful batch their blocks by name (`BlockPool`)."""
         self.batch = batch
-        for state in sorted(self.phases[batch % self.size], key=_stamp):
+        for state in sorted(self.bulk.crossing(batch), key=_stamp):
             self.pool.grow(state, 1)
         self._register([])
 
@@ -251,9 +218,7 @@ class BulkScheduler(V1Scheduler):
 
     def member_tokens(self, members: int) -> int:
         """Computed tokens of those that were members when the newest batch was walked, after it."""
-        newest = self.batch
-        joined = self._joined
-        return self.base_sum - joined + members * newest
+        return self.bulk.base_sum - self._joined + members * self.batch
 
     def remove(self, state: FastState) -> None:
         """Drop an aborted request that is not in the bulk (any more)."""
@@ -280,9 +245,10 @@ class BulkScheduler(V1Scheduler):
 
     def _walk_in_bulk(self, step: Step) -> bool:
         """The walk when everybody gets what he wants; False when budget or policy ask for the plain one."""
-        crossing = self.phases[self.batch % self.size]
-        if self.members > self._budget:
+        bulk = self.bulk
+        if bulk.count > self._budget:
             return False
+        crossing = bulk.crossing(self.batch)
         plan: list[Planned] = []
         need = len(crossing)
         if self.single:
@@ -292,7 +258,7 @@ class BulkScheduler(V1Scheduler):
                 return False
             need += sum(new for _state, _tokens, new in plan)
         else:
-            budget = self._budget - self.members
+            budget = self._budget - bulk.count
         if need > self.pool.free:
             if self.by_priority:
                 self._budget = self.config.max_num_batched_tokens
@@ -312,7 +278,7 @@ class BulkScheduler(V1Scheduler):
             if state.stamp <= first:
                 break
         budget = full = self._budget
-        budget -= self.members - sum(s.bulk for s in tail)
+        budget -= self.bulk.count - sum(s.bulk for s in tail)
         for state in reversed(tail):
             if state.draining:
                 continue
@@ -359,7 +325,7 @@ class BulkScheduler(V1Scheduler):
             ahead, batch = 1 - self.lag, self.batch
             full += [
                 (s.stamp, s, (s.base + batch - self.lag) // self.size)
-                for s in self.phases[(batch + ahead) % self.size]
+                for s in self.bulk.crossing(batch + ahead)
             ]
             full.sort()
         for _stamp, state, blocks in full:

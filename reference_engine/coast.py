@@ -74,17 +74,17 @@ def open_stretch(
             under_way.kv_tokens,
             under_way.free,
         )
-    members = scheduler.members
+    bulk = scheduler.bulk
     return Stretch(
         now=now,
         last_end=last_end,
         batch=scheduler.batch,
-        last_batch=scheduler.next_finish() - 1 + scheduler.lag,
+        last_batch=bulk.next_finish() - 1 + scheduler.lag,
         stop=math.inf,
         until=math.inf,
-        members=members,
-        kv_tokens=scheduler.base_sum + members * scheduler.batch,
-        demand=scheduler.phases,
+        members=bulk.count,
+        kv_tokens=bulk.tokens(scheduler.batch),
+        demand=bulk.phases,
         free=scheduler.pool.free,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),

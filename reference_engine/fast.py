@@ -1,7 +1,6 @@
-"""The fast replay: the same decisions, times and ledgers as `PlainReplay`, at the cost of the events alone.
+"""The fast replay of V1: the same decisions, times and ledgers as `PlainReplay`, at the cost of the events alone.
 
-Decoding requests are not touched between events: a request's decode time and the part of it that others' prefill
-took are differences of running totals at its events. Times stay exact: the step-time model is asked for every step.
+Times stay exact: the step-time model is asked for every step.
 """
 
 from __future__ import annotations
@@ -9,37 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .bulk import BulkScheduler
-from .clock import ReplayClock, batch_duration
+from .bulk_replay import BulkReplay
+from .clock import batch_duration
 from .coast import close_stretch, coast, open_stretch
 from .config import EngineConfig
-from .errors import ConfigError, NoProgressError, WorkloadError
-from .fast_batch import Chunk, FastBatch, Load, disturbance, load_of
+from .errors import ConfigError
+from .fast_batch import Chunk, FastBatch, Load, load_of
 from .fast_cover import bulk_possible
 from .fast_state import FastState
-from .ledger import (
-    BUDGET,
-    DECODE,
-    INTERFERENCE,
-    PREEMPTED_WAIT,
-    PREFILL,
-    QUEUED,
-    RequestRecord,
-)
-from .loop import GUARD_STEPS, stuck_message
-from .step_log import StepLog
+from .ledger import BUDGET, DECODE, PREEMPTED_WAIT, QUEUED
 from .step_time import StepTime
 from .steps import RequestId, Step
+from .validation import check_config
 from .workload import Request
 from .written_out import written_out
 
 __all__ = ["FastReplay"]
 
+_NO_LOAD = Load()
 
-class FastReplay(ReplayClock[FastBatch]):
-    """A workload on a virtual clock, from event to event.
 
-    `add` requests, let time pass with `advance(until_s)`, read `observe()`; or `run` a whole
-    workload. `step_time` may be replaced between two calls: it holds for the batches decided from then on.
+class FastReplay(BulkReplay[FastBatch, FastState]):
+    """A workload on a virtual clock, from event to event; used as `BulkReplay` says.
 
     Args:
         config: an engine for which `bulk_possible` holds.
@@ -60,31 +50,17 @@ class FastReplay(ReplayClock[FastBatch]):
         keep_steps: bool = False,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        super().__init__(config, step_time)
+        check_config(config)
         if not bulk_possible(config):
             raise ConfigError(
                 f"the fast replay does not cover {config.engine} {config.version} with this policy"
             )
         self.scheduler = BulkScheduler(config, sharing)
+        super().__init__(config, step_time, self.scheduler, keep_steps, on_step)
         self.sharing = sharing or not config.enable_prefix_caching
-        self.records: list[RequestRecord] = []
-        self.log = StepLog() if keep_steps else None
-        self.on_step = on_step
-        self._queued = [0, 0, 0]  # by reason: kv, seat, budget
         self._reason = BUDGET
-        self._disturbed = 0
         self._last_end = 0
-        self._idle_turns = 0
         self._uneventful = False
-
-    @property
-    def unfinished(self) -> int:
-        """Requests inside the scheduler."""
-        return len(self.scheduler.states)
-
-    def all_records(self) -> list[RequestRecord]:
-        """The records of all requests that entered, in order of entry."""
-        return self.records
 
     # ---- entering and leaving ----
 
@@ -96,14 +72,8 @@ class FastReplay(ReplayClock[FastBatch]):
         super()._push(request)
 
     def _enter(self, request: Request, arrival: int) -> None:
-        if request.id in self.scheduler.states:
-            raise WorkloadError(f"request id {request.id!r} is there twice")
         self._uneventful = False
-        record = RequestRecord(request, arrival)
-        record.ledger[BUDGET] = self.now - arrival  # a step was under way
-        self.records.append(record)
-        state = self.scheduler.enter(record)
-        state.queued = (self._queued[0], self._queued[1], self._queued[2])
+        super()._enter(request, arrival)
 
     def _leave(self, request_id: RequestId) -> None:
         state = self.scheduler.known.get(request_id)
@@ -128,30 +98,9 @@ class FastReplay(ReplayClock[FastBatch]):
         if self.in_flight:
             self.in_flight[-1].deliveries -= 1
 
-    def _end(self, state: FastState, status: str, time: int) -> None:
-        record = state.record
-        record.status = status
-        record.end = time
-        record.output = state.output
-        if status == "finished":
-            self.finished.append(record)
-
-    # ---- ledgers ----
-
     def _settle(self, state: FastState, until: int) -> None:
-        """Write the decode time of a bulk member up to a moment."""
-        ledger = state.record.ledger
-        disturbed = self._disturbed - state.mark_disturbed
-        ledger[DECODE] += until - state.mark_time - disturbed
-        ledger[INTERFERENCE] += disturbed
-        state.mark_time = until
-        state.mark_disturbed = self._disturbed
+        super()._settle(state, until)
         state.record.last_token = until
-
-    def _settle_queue(self, state: FastState) -> None:
-        ledger = state.record.ledger
-        for reason in range(3):
-            ledger[reason] += self._queued[reason] - state.queued[reason]
 
     # ---- a batch begins ----
 
@@ -203,7 +152,7 @@ class FastReplay(ReplayClock[FastBatch]):
 
     def _batch(self, step: Step, chunks: list[Chunk], members: int, start: int) -> FastBatch:
         scheduler = self.scheduler
-        load = load_of(chunks) if chunks else Load()
+        load = load_of(chunks) if chunks else _NO_LOAD
         prefill = load.prefill_tokens
         decodes = members + load.decode_requests
         kv_tokens = load.kv_tokens + scheduler.member_tokens(members)
@@ -284,7 +233,11 @@ class FastReplay(ReplayClock[FastBatch]):
         self.generated_tokens += tokens
         done = self._finish(finishing, end) if finishing else 0
         self._last_end = end
+        self._uneventful = not (done or batch.chunks or batch.preempted)
         self._note_completed(batch, tokens, done)
+
+    def _culprit(self, batch: FastBatch) -> RequestId | None:
+        return batch.head.id if batch.head else None
 
     def _deliver_left(self, state: FastState, end: int) -> None:
         """The last token of a member that left the bulk while its batch was under way (asynchronous)."""
@@ -299,21 +252,13 @@ class FastReplay(ReplayClock[FastBatch]):
         """Ledgers and tokens of the requests outside the bulk; returns (tokens, those that got their last)."""
         tokens = 0
         finishing: list[FastState] = []
-        duration = batch.end - batch.start
-        for state in batch.skipped:
-            if state.status != "finished":
-                kind = PREFILL if state.record.first_token is None else DECODE
-                state.record.ledger[INTERFERENCE if batch.prefill_tokens else kind] += duration
-                state.wait_from = batch.end
+        self._write_held_up(batch.skipped, batch)
         for chunk, kind in zip(batch.chunks, batch.kinds, strict=True):
             state = chunk.state
             if state.status == "finished":
                 continue
             own = 0 if kind == DECODE else chunk.end - chunk.start
-            disturbed = disturbance(self.step_time, batch, own)
-            ledger = state.record.ledger
-            ledger[INTERFERENCE] += disturbed
-            ledger[kind] += duration - disturbed
+            self._write_chunk(state, kind, own, batch)
             state.wait_from = batch.end
             if chunk.sampled:
                 tokens += 1
@@ -348,32 +293,3 @@ class FastReplay(ReplayClock[FastBatch]):
             self.scheduler.finish(state)
             self._end(state, "finished", end)
         return done
-
-    def _note_completed(self, batch: FastBatch, tokens: int, done: int) -> None:
-        scheduler = self.scheduler
-        self.steps += 1
-        self.running_now = len(scheduler.running)
-        self.waiting_now = len(scheduler.states) - self.running_now
-        self.free_now = scheduler.pool.free
-        self._uneventful = not (done or batch.chunks or batch.preempted)
-        if self.log is not None:
-            self.log.append(
-                batch.start,
-                batch.end,
-                batch.prefill_tokens,
-                batch.decode_requests,
-                batch.kv_tokens,
-                batch.free,
-                self.free_now,
-                batch.running,
-                batch.waiting,
-                batch.preempted,
-                tokens,
-                done,
-            )
-        if tokens or batch.progress:
-            self._idle_turns = 0
-        else:
-            self._idle_turns += 1
-            if self._idle_turns >= GUARD_STEPS:
-                raise NoProgressError(stuck_message(batch.head.id if batch.head else None))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .clock import batch_duration
 from .fast_state import FastState
 from .ledger import DECODE, chunk_kind
 from .state import RequestState
-from .step_time import StepTime
 
-__all__ = ["Chunk", "FastBatch", "Load", "disturbance", "load_of"]
+__all__ = ["Chunk", "FastBatch", "Load", "load_of"]
 
 
 @dataclass(slots=True)
@@ -89,14 +87,3 @@ def load_of(chunks: list[Chunk]) -> Load:
             record.reached = end
             load.progress = True
     return load
-
-
-def disturbance(model: StepTime, batch: FastBatch, own: int) -> int:
-    """The part (ns) of a batch's time that a request with `own` prefill tokens in it owes to those of others."""
-    if own == batch.prefill_tokens:
-        return 0
-    if own == 0:
-        return batch.disturbed
-    requests = batch.members + len(batch.chunks)
-    without = batch_duration(model, own, batch.decode_requests, batch.kv_tokens, requests)
-    return max(0, batch.end - batch.start - without)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from .bulk import bulk_possible
 from .config import EngineConfig
 from .fast import FastReplay
+from .fast_cover import bulk_possible
 from .frames import requests_frame, steps_frame
 from .ledger import RequestRecord
 from .replay import PlainReplay

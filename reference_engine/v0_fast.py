@@ -1,7 +1,6 @@
 """The fast replay of V0: the same decisions, times and ledgers as `PlainReplay`, at the cost of the events alone.
 
-As `fast.FastReplay` does for V1: a decoding request's time, and the part of it that others' prefill took, are
-differences of running totals at its events. In default mode a batch of prefills holds all decoding requests up.
+In default mode a batch of prefills holds all decoding requests up.
 """
 
 from __future__ import annotations
@@ -9,26 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .clock import ReplayClock, batch_duration
+from .bulk_replay import BulkReplay
+from .clock import batch_duration
 from .config import EngineConfig
-from .errors import ConfigError, NoProgressError, WorkloadError
-from .ledger import (
-    BUDGET,
-    DECODE,
-    INTERFERENCE,
-    PREEMPTED_WAIT,
-    PREFILL,
-    QUEUED,
-    RequestRecord,
-    chunk_kind,
-)
-from .loop import GUARD_STEPS, stuck_message
-from .step_log import StepLog
+from .errors import ConfigError
+from .ledger import DECODE, PREEMPTED_WAIT, QUEUED, chunk_kind
 from .step_time import StepTime
 from .steps import RequestId, Step
-from .v0_bulk import BulkState, V0BulkScheduler, v0_bulk_possible
+from .v0_bulk import V0BulkScheduler, V0FastState, v0_bulk_possible
 from .v0_turn import V0Step
-from .workload import Request
+from .validation import check_config
 
 __all__ = ["V0FastReplay"]
 
@@ -46,8 +35,8 @@ class _Batch:
     start: int
     end: int
     members: int
-    chunks: list[tuple[BulkState, int, int]]
-    held_up: list[BulkState]
+    chunks: list[tuple[V0FastState, int, int]]
+    held_up: list[V0FastState]
     prefill_tokens: int
     decode_requests: int
     kv_tokens: int
@@ -56,10 +45,11 @@ class _Batch:
     free: int
     running: int
     waiting: int
+    preempted: int
 
 
-class V0FastReplay(ReplayClock[_Batch]):
-    """A workload on a virtual clock, from event to event; used as `fast.FastReplay`.
+class V0FastReplay(BulkReplay[_Batch, V0FastState]):
+    """A workload on a virtual clock, from event to event; used as `BulkReplay` says.
 
     Args:
         config: an engine for which `v0_bulk_possible` holds.
@@ -80,45 +70,21 @@ class V0FastReplay(ReplayClock[_Batch]):
         keep_steps: bool = False,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        super().__init__(config, step_time)
+        check_config(config)
         if not v0_bulk_possible(config):
             raise ConfigError(
                 f"the fast replay does not cover {config.engine} {config.version} with these settings"
             )
         self.scheduler = V0BulkScheduler(config)
-        self.records: list[RequestRecord] = []
-        self.log = StepLog() if keep_steps else None
-        self.on_step = on_step
-        self._queued = [0, 0, 0]  # by reason: kv, seat, budget
-        self._disturbed = 0
+        super().__init__(config, step_time, self.scheduler, keep_steps, on_step)
         self._last_beat = 0
-        self._fresh: dict[
-            int, int
-        ] = {}  # last token's time of members that have not beaten yet: how many
-        self._idle_turns = 0
-
-    @property
-    def unfinished(self) -> int:
-        """Requests inside the scheduler."""
-        return len(self.scheduler.states)
-
-    def all_records(self) -> list[RequestRecord]:
-        """The records of all requests that entered, in order of entry."""
-        return self.records
+        # by the time of their last token: how many members have had no beat yet
+        self._fresh: dict[int, int] = {}
 
     # ---- entering and leaving ----
 
-    def _enter(self, request: Request, arrival: int) -> None:
-        if request.id in self.scheduler.states:
-            raise WorkloadError(f"request id {request.id!r} is there twice")
-        record = RequestRecord(request, arrival)
-        record.ledger[BUDGET] = self.now - arrival  # a step was under way
-        self.records.append(record)
-        state = self.scheduler.enter(record)
-        state.queued = (self._queued[0], self._queued[1], self._queued[2])
-
     def _leave(self, request_id: RequestId) -> None:
-        state = self.scheduler.live.get(request_id)
+        state = self.scheduler.known.get(request_id)
         if state is None:
             return
         if state.bulk:
@@ -131,27 +97,13 @@ class V0FastReplay(ReplayClock[_Batch]):
         self.scheduler.abort(request_id)
         self._end(state, "aborted", self.now)
 
-    def _end(self, state: BulkState, status: str, time: int) -> None:
-        record = state.record
-        record.status = status
-        record.end = time
-        record.output = state.output
-        if status == "finished":
-            self.finished.append(record)
-
-    def _settle(self, state: BulkState, until: int) -> None:
-        """Write the time since it joined of a request that has just left the bulk."""
-        disturbed = self._disturbed - state.mark_disturbed
-        state.record.ledger[DECODE] += until - state.mark_time - disturbed
-        state.record.ledger[INTERFERENCE] += disturbed
+    def _settle(self, state: V0FastState, until: int) -> None:
+        """Write the time and the last token of a request that has just left the bulk."""
+        super()._settle(state, until)
         if state.beaten:
             state.record.last_token = self._last_beat
         else:
             self._fresh[state.record.last_token] -= 1
-
-    def _settle_queue(self, state: BulkState) -> None:
-        for reason in range(3):
-            state.record.ledger[reason] += self._queued[reason] - state.queued[reason]
 
     # ---- a batch begins ----
 
@@ -173,7 +125,7 @@ class V0FastReplay(ReplayClock[_Batch]):
         return batch
 
     def _note_preempted(self, step: V0Step) -> None:
-        states = self.scheduler.live
+        states = self.scheduler.known
         for request_id in (*step.preempted, *step.swapped_out):
             state = states[request_id]
             self.preemptions += 1
@@ -181,7 +133,7 @@ class V0FastReplay(ReplayClock[_Batch]):
             state.wait_from = self.now
 
     def _note_admitted(self, step: V0Step) -> None:
-        states = self.scheduler.live
+        states = self.scheduler.known
         for request_id in step.new:
             state = states[request_id]
             self._settle_queue(state)
@@ -190,7 +142,7 @@ class V0FastReplay(ReplayClock[_Batch]):
             state = states[request_id]
             state.record.ledger[PREEMPTED_WAIT] += self.now - state.wait_from
 
-    def _note_ignored(self, state: BulkState) -> None:
+    def _note_ignored(self, state: V0FastState) -> None:
         if state.record.started:
             state.record.ledger[PREEMPTED_WAIT] += self.now - state.wait_from
         else:
@@ -203,9 +155,9 @@ class V0FastReplay(ReplayClock[_Batch]):
         members = scheduler.in_step
         prefill, decodes = 0, members
         kv_tokens = scheduler.member_tokens() if members else 0
-        chunks: list[tuple[BulkState, int, int]] = []
+        chunks: list[tuple[V0FastState, int, int]] = []
         progress = members > 0 or bool(step.ignored)
-        states = scheduler.live
+        states = scheduler.known
         for request_id, (start, end) in step.spans.items():
             state = states[request_id]
             record = state.record
@@ -228,29 +180,30 @@ class V0FastReplay(ReplayClock[_Batch]):
                 calm = batch_duration(self.step_time, 0, decodes, kv_tokens, requests)
                 disturbed = max(0, duration - calm)
         return _Batch(
-            step,
-            self.now,
-            self.now + duration,
-            members,
-            chunks,
-            self._held_up(len(chunks) + members, step),
-            prefill,
-            decodes,
-            kv_tokens,
-            disturbed,
-            progress,
-            scheduler.pool.free,
-            len(scheduler.running),
-            len(scheduler.waiting) + len(scheduler.swapped),
+            step=step,
+            start=self.now,
+            end=self.now + duration,
+            members=members,
+            chunks=chunks,
+            held_up=self._held_up(requests, step),
+            prefill_tokens=prefill,
+            decode_requests=decodes,
+            kv_tokens=kv_tokens,
+            disturbed=disturbed,
+            progress=progress,
+            free=scheduler.pool.free,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(scheduler.swapped),
+            preempted=len(step.preempted) + len(step.swapped_out),
         )
 
-    def _held_up(self, scheduled: int, step: V0Step) -> list[BulkState]:
+    def _held_up(self, scheduled: int, step: V0Step) -> list[V0FastState]:
         """Running requests outside the bulk that the step leaves out."""
         scheduler = self.scheduler
-        bulk = scheduler.members - scheduler.in_step
+        bulk = scheduler.bulk.count - scheduler.in_step
         if len(scheduler.running) == scheduled + bulk:
             return []
-        return [s for s in scheduler.running if not s.bulk and s.id not in step.spans]  # type: ignore[misc,attr-defined]
+        return [s for s in scheduler.walk if not s.bulk and s.id not in step.spans]
 
     # ---- a batch ends ----
 
@@ -261,10 +214,8 @@ class V0FastReplay(ReplayClock[_Batch]):
         self._disturbed += batch.disturbed
         if batch.members:
             self._beat(batch)
-        for state in batch.held_up:
-            kind = PREFILL if state.record.first_token is None else DECODE
-            label = INTERFERENCE if batch.prefill_tokens else kind
-            state.record.ledger[label] += end - batch.start
+        if batch.held_up:
+            self._write_held_up(batch.held_up, batch)
         prefills = batch.step.prefill_groups
         done = self._complete_chunks(batch, batch.chunks[:prefills])
         if batch.members:
@@ -282,6 +233,9 @@ class V0FastReplay(ReplayClock[_Batch]):
         self.prompt_tokens += batch.step.prompt_tokens
         self._note_completed(batch, tokens, len(done))
 
+    def _culprit(self, batch: _Batch) -> RequestId | None:
+        return self.scheduler.head()
+
     def _beat(self, batch: _Batch) -> None:
         """Each member has got a token: the gaps since their last ones."""
         end, members = batch.end, batch.members
@@ -296,29 +250,17 @@ class V0FastReplay(ReplayClock[_Batch]):
         self._last_beat = end
 
     def _complete_chunks(
-        self, batch: _Batch, chunks: list[tuple[BulkState, int, int]]
-    ) -> list[BulkState]:
+        self, batch: _Batch, chunks: list[tuple[V0FastState, int, int]]
+    ) -> list[V0FastState]:
         """Ledgers and tokens of requests outside the bulk; returns those that got their last one."""
         done = []
         for state, own, kind in chunks:
-            disturbed = self._disturbance(batch, own)
-            state.record.ledger[INTERFERENCE] += disturbed
-            state.record.ledger[kind] += batch.end - batch.start - disturbed
+            self._write_chunk(state, kind, own, batch)
             if not state.in_prefill and self._deliver(state, batch.end):
                 done.append(state)
         return done
 
-    def _disturbance(self, batch: _Batch, own: int) -> int:
-        """The part of a batch's time that comes from the prefill and recompute tokens of others."""
-        if own == batch.prefill_tokens:
-            return 0
-        requests = batch.members + len(batch.chunks)
-        without = batch_duration(
-            self.step_time, own, batch.decode_requests, batch.kv_tokens, requests
-        )
-        return max(0, batch.end - batch.start - without)
-
-    def _deliver(self, state: BulkState, end: int) -> bool:
+    def _deliver(self, state: V0FastState, end: int) -> bool:
         """A token for a request outside the bulk; it joins, unless this was its last (True)."""
         record = state.record
         state.output += 1
@@ -335,32 +277,3 @@ class V0FastReplay(ReplayClock[_Batch]):
         state.mark_time, state.mark_disturbed = end, self._disturbed
         self._fresh[end] = self._fresh.get(end, 0) + 1
         return False
-
-    def _note_completed(self, batch: _Batch, tokens: int, done: int) -> None:
-        scheduler = self.scheduler
-        self.steps += 1
-        self.running_now = len(scheduler.running)
-        self.waiting_now = len(scheduler.states) - self.running_now
-        self.free_now = scheduler.pool.free
-        if self.log is not None:
-            step = batch.step
-            self.log.append(
-                batch.start,
-                batch.end,
-                batch.prefill_tokens,
-                batch.decode_requests,
-                batch.kv_tokens,
-                batch.free,
-                self.free_now,
-                batch.running,
-                batch.waiting,
-                len(step.preempted) + len(step.swapped_out),
-                tokens,
-                done,
-            )
-        if tokens or batch.progress:
-            self._idle_turns = 0
-            return
-        self._idle_turns += 1
-        if self._idle_turns >= GUARD_STEPS:
-            raise NoProgressError(stuck_message(scheduler.head()))

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reference_engine.bulk import BulkScheduler, bulk_possible
+from reference_engine.bulk import BulkScheduler
 from reference_engine.config import EngineConfig
 from reference_engine.errors import ConfigError, EngineError
 from reference_engine.fast import FastReplay
+from reference_engine.fast_cover import bulk_possible
 from reference_engine.replay import PlainReplay
 from reference_engine.results import make_replay
 from reference_engine.step_time import StepTime
