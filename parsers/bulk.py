@@ -14,7 +14,7 @@ from parsers.envelopes.peeled import Envelope
 from parsers.envelopes.registry import BY_START
 from parsers.envelopes.unwrapper import merged_outer
 from parsers.lines import Outer
-from parsers.text_blocks import UNUSUAL, TextBlock
+from parsers.text_blocks import TextBlock
 
 __all__ = ["Worn", "undressed"]
 
@@ -60,7 +60,7 @@ def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
     """
     clock = unwrapper.clock
     data = block.data
-    total = data.count(b"\n") + (not data.endswith(b"\n"))
+    total = len(block.ends)
     envelopes: list[Envelope] = []
     while len(envelopes) < _LAYERS and (envelope := _first_worn(data, clock)) is not None:
         if envelope.bulk is None or total < _FEWEST_LINES:
@@ -73,9 +73,8 @@ def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
     if not envelopes or _RECORD.search(data) is None:
         return None
     worn = Worn(block.data, tuple(envelopes), clock)
-    return (
-        TextBlock(block.number, data, worn) if _as_by_line(data, worn, unwrapper.twin()) else None
-    )
+    bare = TextBlock(block.number, data, worn)
+    return bare if _as_by_line(bare, worn, unwrapper.twin()) else None
 
 
 def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
@@ -84,17 +83,13 @@ def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
     return next((e for e in candidates if e.peel(line, clock) is not None), None)
 
 
-def _as_by_line(data: bytes, worn: Worn, unwrapper: Unwrapper) -> bool:
+def _as_by_line(bare: TextBlock, worn: Worn, unwrapper: Unwrapper) -> bool:
     """Whether the lines that begin unlike records come out as they would line by line."""
-    index = at = 0
-    most = data.count(b"\n") // _MOST_UNUSUAL
-    for looked_at, found in enumerate(UNUSUAL.finditer(b"\n" + data), 1):
-        index += data.count(b"\n", at, found.start())
-        at = found.start()
-        if looked_at > most:
-            return False
-        want = found[1].decode("utf-8", "replace")
+    unusual = bare.unusual()
+    if len(unusual) > len(bare.ends) // _MOST_UNUSUAL:
+        return False
+    for index in unusual.tolist():
         lines = unwrapper.feed(index, worn.line(index))
-        if len(lines) != 1 or lines[0].text != want or lines[0].outer is None:
+        if len(lines) != 1 or lines[0].text != bare.line(index) or lines[0].outer is None:
             return False
     return True

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from parsers.prefix import Stamp
 
-__all__ = ["RecordClock", "Stamps", "from_epoch_us", "to_epoch_us"]
+__all__ = ["RecordClock", "Stamps", "from_epoch_us", "packed_stamps", "to_epoch_us"]
 
 Stamps = NDArray[np.int64]
-"""Stamps as rows: month, day, hour, minute, second (`parsers.prefix.Stamp`), each in its range."""
+"""Stamps (`parsers.prefix.Stamp`), each part in its range, as numbers: the month times `_MONTH`, and the seconds since its beginning."""
+
+_MONTH = 1 << 32
+_DAY_S = 86_400
 
 BACKWARDS_S = 2
 
@@ -79,21 +82,23 @@ class RecordClock:
         """
         if not len(stamps):
             return np.empty(0, np.int64)
-        months = stamps[:, 0]
-        last = self._last
+        first, last = _unpacked(int(stamps[0])), self._last
         if last is None:
-            first = _date(self._year_of((*map(int, stamps[0]),), None), (*map(int, stamps[0]),))  # type: ignore[arg-type]
-            if first is None:
+            date = _date(self._year_of(first, None), first)
+            if date is None:
                 return None
-            year, steps = first.year, np.diff(months, prepend=months[:1])
+            year, month = date.year, first[0]
         else:
-            year, steps = last.year, np.diff(months, prepend=last.month)
+            year, month = last.year, last.month
+        months, within = stamps // _MONTH, stamps % _MONTH
+        if (months == months[0]).all():
+            months = months[:1]  # nearly always: it is looked at once
+        steps = np.diff(months, prepend=month)
         years = year + np.cumsum((steps < -6).astype(np.int64) - (steps > 6))
         starts = _month_starts(years, months)
-        if (stamps[:, 1] > _month_starts(years, months + 1) - starts).any():
+        if (within >= (_month_starts(years, months + 1) - starts) * _DAY_S).any():
             return None
-        clock = (stamps[:, 2] * 60 + stamps[:, 3]) * 60 + np.minimum(stamps[:, 4], 59)
-        seconds = (starts + stamps[:, 1] - 1) * 86_400 + clock
+        seconds: NDArray[np.int64] = starts * _DAY_S + within
         self.backwards += int((np.diff(seconds) <= -BACKWARDS_S).sum())
         epoch = datetime(1970, 1, 1)
         self.note(epoch + timedelta(seconds=int(seconds[0])))
@@ -129,6 +134,26 @@ def _date(year: int, stamp: Stamp) -> datetime | None:
         return datetime(year, stamp[0], stamp[1], stamp[2], stamp[3], min(stamp[4], 59))
     except ValueError:
         return None
+
+
+def packed_stamps(
+    month: NDArray[Any],
+    day: NDArray[Any],
+    hour: NDArray[Any],
+    minute: NDArray[Any],
+    second: NDArray[Any],
+) -> Stamps:
+    """Stamps out of their parts; a leap second is the second before it."""
+    clock = (hour * 60 + minute) * 60 + np.minimum(second, 59)
+    packed: Stamps = (month * _MONTH + (day - 1) * _DAY_S + clock).astype(np.int64)
+    return packed
+
+
+def _unpacked(stamp: int) -> Stamp:
+    month, seconds = divmod(stamp, _MONTH)
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    return month, hours // 24 + 1, hours % 24, minute, second
 
 
 def _month_starts(years: NDArray[np.int64], months: NDArray[np.int64]) -> NDArray[np.int64]:

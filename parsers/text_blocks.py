@@ -6,7 +6,10 @@ import codecs
 import re
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from parsers.lines import Line
 
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_DOCUMENT",
     "MAX_LINE",
-    "UNUSUAL",
     "TextBlock",
     "after_hole",
     "is_binary",
@@ -27,9 +29,15 @@ __all__ = [
 
 MAX_LINE = 1 << 20
 MAX_DOCUMENT = 1 << 24
-# A line that does not begin as vLLM's records do: it may wear an envelope, and is looked at.
-# The line feed before it makes the search run at the speed of a search for one byte.
-UNUSUAL = re.compile(rb"\n(?![(\n]|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :])([^\n]+)")
+_WORD = 8
+# What a record or an access line without an envelope begins with, the most common first; `CRITICAL` is longer than a word, and rare.
+_MOST_USUAL = 3  # of these, in nearly all lines
+_USUAL = (
+    b"(",
+    b"INFO ",
+    b"INFO:",
+    *(b"DEBUG ", b"WARNING ", b"ERROR ", b"DEBUG:", b"WARNING:", b"ERROR:"),
+)
 _HEAD = 1 << 15
 _SAMPLE = 1 << 13
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
@@ -37,15 +45,79 @@ _HOLE = re.compile(rb"\0{4,}")
 _CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
 
 
-class TextBlock(NamedTuple):
+class TextBlock:
     """Whole physical lines: `data` ends with a line feed (but for the source's last), the first is line `number`.
 
-    `worn` keeps the envelopes, where `data` is what stood in them.
+    `worn` keeps the envelopes, where `data` is what stood in them. The text is given as its `body` and what stands `before` it,
+    without a line feed: the beginning of a line that was cut at a block's end. They are joined when somebody asks for `data`.
     """
 
-    number: int
-    data: bytes
-    worn: Worn | None = None
+    __slots__ = ("_data", "_ends", "number", "parts", "worn")
+
+    def __init__(
+        self, number: int, body: bytes | memoryview, worn: Worn | None = None, before: bytes = b""
+    ) -> None:
+        self.number, self.worn = number, worn
+        self.parts: tuple[bytes, bytes | memoryview] = (before, body)
+        self._data: bytes | None = None
+        self._ends: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.parts[0]) + len(self.parts[1])
+
+    @property
+    def data(self) -> bytes:
+        """The text."""
+        if self._data is None:
+            self._data = b"".join(self.parts)
+        return self._data
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where each line ends: the place of its line feed, or of the text's end."""
+        if self._ends is None:
+            before, body = self.parts
+            ends = np.flatnonzero(np.frombuffer(body, np.uint8) == ord("\n")) + len(before)
+            if len(self) and (not len(body) or body[-1] != ord("\n")):
+                ends = np.append(ends, len(self))
+            self._ends = ends
+        return self._ends
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each line begins."""
+        ends = self.ends
+        return np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))[: len(ends)]
+
+    def unusual(self) -> NDArray[np.int64]:
+        """The lines (from 0), none of them empty, that do not begin as vLLM's records do: they may wear an envelope."""
+        before, body = self.parts
+        starts, ends = self.starts[1:] - len(before), self.ends[1:] - len(before)
+        last = len(body) - _WORD
+        near = int(
+            np.searchsorted(starts, last, "right")
+        )  # from here on a word is longer than the text
+        words = np.ndarray((max(last + 1, 0),), "<u8", body, strides=(1,))[starts[:near]]
+        alike = ends[:near] == starts[:near]
+        for tried, begin in enumerate(_USUAL, 1):
+            mask = np.uint64((1 << 8 * len(begin)) - 1)
+            alike |= (words & mask) == np.uint64(int.from_bytes(begin, "little"))
+            if tried >= _MOST_USUAL and alike.all():
+                break
+        left = np.flatnonzero(~alike)
+        short = np.flatnonzero(ends[near:] > starts[near:]) + near
+        first = before[:_WORD] or bytes(body[:_WORD])
+        rows = np.concatenate((left, short)) + 1
+        return rows if first.startswith((b"\n", *_USUAL)) or not first else np.insert(rows, 0, 0)
+
+    def line(self, index: int) -> str:
+        """One line (from 0); bytes that are no UTF-8 become U+FFFD."""
+        before, body = self.parts
+        end = int(self.ends[index]) - len(before)
+        if not index:
+            return (before + bytes(body[:end])).decode("utf-8", "replace")
+        start = int(self.ends[index - 1]) + 1 - len(before)
+        return bytes(body[start:end]).decode("utf-8", "replace")
 
     def texts(self) -> list[str]:
         """The lines; bytes that are no UTF-8 become U+FFFD."""
@@ -120,9 +192,11 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
         end = block.rfind(b"\n") + 1
         if end:
             cut = size + block.find(b"\n") > limit
-            data = _clean(b"".join((*pending, block[:end])), loss, limit if cut else 0)
-            yield TextBlock(number, data)
-            number += data.count(b"\n")
+            lines = TextBlock(number, memoryview(block)[:end], before=b"".join(pending))
+            if cut or b"\r" in block or b"\r" in lines.parts[0]:
+                lines = TextBlock(number, _clean(lines.data, loss, limit if cut else 0))
+            yield lines
+            number += len(lines.ends)
             pending, size = [block[end:]], len(block) - end
             limit = MAX_DOCUMENT if block[end : end + 1] in (b"{", b"[") else MAX_LINE
         elif size <= limit:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from parsers.bulk import undressed
 from parsers.chronology import goes_back, inner_clocks, newest_last
 from parsers.envelopes import Clock, Unwrapper
@@ -14,7 +17,7 @@ from parsers.envelopes.journal_fields import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE
 from parsers.lines import Line
 from parsers.terminal_rows import Rows, rows_of
-from parsers.text_blocks import UNUSUAL, TextBlock, text_blocks
+from parsers.text_blocks import TextBlock, text_blocks
 
 if TYPE_CHECKING:
     from parsers.sources import Loss
@@ -61,8 +64,11 @@ def unwrapped(
 def _piece(block: TextBlock, unwrapper: Unwrapper, *, bulk: bool) -> Piece:
     """A block as it is, without its envelopes (`bulk`), or as lines."""
     if not unwrapper.busy:
+        unusual = block.unusual()
+        if not len(unusual) and not unwrapper.wraps(block.line(0)):
+            return block
         unwrapper.survey(block.head(SAMPLE))
-        if _is_plain(block, unwrapper):
+        if _is_plain(block, unusual, unwrapper):
             return block
         bare = undressed(block, unwrapper) if bulk else None
         if bare is not None and bare.worn is not None:
@@ -83,12 +89,8 @@ def _rejoined(
     yield last + unwrapper.finish()
 
 
-def _is_plain(block: TextBlock, unwrapper: Unwrapper) -> bool:
-    first = block.data.partition(b"\n")[0].decode("utf-8", "replace")
-    return not unwrapper.wraps(first) and not any(
-        unwrapper.wraps(found[1].decode("utf-8", "replace"))
-        for found in UNUSUAL.finditer(block.data)
-    )
+def _is_plain(block: TextBlock, unusual: NDArray[np.int64], unwrapper: Unwrapper) -> bool:
+    return not any(unwrapper.wraps(block.line(index)) for index in (0, *unusual.tolist()))
 
 
 def _exported(blocks: Iterator[bytes], clock: Clock, *, by_entry: bool) -> Iterator[list[Line]]:

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from parsers.columnar.column import Mask, is_available, lines_of, rows_of
-from parsers.columnar.messages import Said, messages_of
+from parsers.columnar.block import Block, Mask, is_available
+from parsers.columnar.messages import Memory, Said, messages_of
+from parsers.columnar.parts import Part, joined, repeated
 from parsers.columnar.structure import Structure, mark_tails, structure_of
 from parsers.columnar.templates import alike_in
 from parsers.events import Coverage, Event
@@ -30,6 +31,7 @@ from parsers.text_blocks import TextBlock
 __all__ = ["Evidence", "read_frames"]
 
 BLOCK = 1 << 23
+_LARGEST = 31 << 20
 _FEWEST = 16  # shorter stretches are read line by line
 _CHUNK = 256
 _NEVER = np.iinfo(np.int64).min  # NaT, which Polars takes for null
@@ -54,6 +56,7 @@ def read_frames(
     texts of the statistics lines that are not.
     """
     bulk = is_available() and not keep.other and not keep.prompts
+    bytes(_LARGEST)  # glibc gives freed memory back at once until a piece of that size was freed
     for source, reader in readers(sources, coverage, year=year, keep=keep):
         pieces = getattr(source, "pieces", None)
         if pieces is None or not bulk:
@@ -79,13 +82,14 @@ class _SourceInBulk:
         self.chars = chars
         self.assemblers: dict[PlaceKey, Assembler] = {None: Assembler()}
         self.bare = self.assemblers[None]
+        self.memory = Memory()
 
     def read(self, pieces: Iterator[TextBlock | list[Line]]) -> None:
         for piece in _gathered(pieces):
-            if isinstance(piece, TextBlock) and piece.worn is None:
-                self._block(piece)
+            if isinstance(piece, tuple):
+                self._block(*piece)
             else:
-                for line in piece.lines() if isinstance(piece, TextBlock) else piece:
+                for line in piece:
                     self._feed(line)
         for assembler in as_begun(self.assemblers.values()):
             self._records(assembler.end())
@@ -123,22 +127,21 @@ class _SourceInBulk:
 
     # -- in bulk -------------------------------------------------------------------------------------
 
-    def _block(self, block: TextBlock) -> None:
-        lines = lines_of(block)
-        found = structure_of(lines, alike_in(block.data, lines))
-        said = messages_of(found)
+    def _block(self, number: int, block: Block) -> None:
+        found = structure_of(block, alike_in(block, self.memory.lines))
+        said = messages_of(block, found, self.memory)
         mark_tails(found, said.request)
-        stretch = _Stretch(self, block.number, found, said)
+        stretch = _Stretch(self, number, block, found, said)
         begins = ~found.bad & found.header
         begins[1:] |= ~found.bad[1:] & found.reached[1:] & found.reached[:-1]
         ready = np.flatnonzero(begins & _long_enough(found.bad))
         stops = np.flatnonzero(found.bad)
-        at, count = 0, len(lines)
+        at, count = 0, len(block)
         chunk: list[str] = []
         start = 0
         while at < count:
             if not start <= at < start + len(chunk):
-                chunk, start = lines.slice(at, _CHUNK).to_list(), at
+                chunk, start = block.texts(range(at, min(at + _CHUNK, count))), at
             if self._may_begin(at, chunk[at - start], found, ready):
                 self._records(self.bare.end())
                 place = np.searchsorted(stops, at)
@@ -146,7 +149,7 @@ class _SourceInBulk:
                 if stretch.read(at, end):
                     at = end
                     continue
-            self._feed(Line(block.number + at, chunk[at - start]))
+            self._feed(Line(number + at, chunk[at - start]))
             at += 1
         stretch.hand_over()
 
@@ -170,43 +173,43 @@ def _long_enough(bad: Mask) -> Mask:
     return np.asarray(following - np.arange(count) >= _FEWEST)
 
 
-def _gathered(pieces: Iterator[TextBlock | list[Line]]) -> Iterator[TextBlock | list[Line]]:
-    """Successive plain blocks as one."""
+def _gathered(
+    pieces: Iterator[TextBlock | list[Line]],
+) -> Iterator[tuple[int, Block] | Iterator[Line] | list[Line]]:
+    """Successive plain blocks as one, with the number of its first line; all else as lines."""
     held: list[TextBlock] = []
     size = 0
     for piece in pieces:
         plain = isinstance(piece, TextBlock) and piece.worn is None
         if isinstance(piece, TextBlock) and plain:
             held.append(piece)
-            size += len(piece.data)
+            size += len(piece)
         if held and (not plain or size >= BLOCK):
-            yield TextBlock(held[0].number, b"".join(block.data for block in held))
+            yield held[0].number, Block(held)
             held, size = [], 0
         if not plain:
-            yield piece
+            yield piece.lines() if isinstance(piece, TextBlock) else piece
     if held:
-        yield TextBlock(held[0].number, b"".join(block.data for block in held))
+        yield held[0].number, Block(held)
 
 
 class _Stretch:
     """The stretches of one block that are read in bulk: each line's time and place, and at the end the frames."""
 
-    def __init__(self, source: _SourceInBulk, number: int, found: Structure, said: Said) -> None:
-        count = len(found.lines)
-        self.source, self.first, self.found, self.said = source, number, found, said
+    def __init__(
+        self, source: _SourceInBulk, number: int, block: Block, found: Structure, said: Said
+    ) -> None:
+        count = len(block)
+        self.source, self.first, self.block = source, number, block
+        self.found, self.said = found, said
         self.taken = np.zeros(count, np.bool_)
         self.time = np.full(count, _NEVER)
         self.at = np.full(count, _NEVER)
         self.order = np.zeros(count, np.int64)
         self.server = np.zeros(count, np.int32)
         self.run = np.zeros(count, np.int32)
-        self.serving = np.zeros(count, np.bool_)
-        for family in ("request", "stats", "iteration"):
-            for table in said.tables.get(family, ()):
-                self.serving[rows_of(table)] = True
         self.warning = np.zeros(count, np.bool_)
         self.warning[list(said.warnings)] = True
-        self.widths = found.lines.str.len_chars().to_numpy() if source.chars else None
 
     def read(self, start: int, end: int) -> bool:
         """Take the lines from `start` to before `end`; False, with nothing done, where a stamp is no date."""
@@ -222,7 +225,7 @@ class _Stretch:
         events = int(event.sum())
         if not events:
             return True
-        family = "stats" if self.serving[part].any() else "http"
+        family = "stats" if self.said.serving[part].any() else "http"
         place = reader.sessions.place(reader.group, Record([]), family, "", {})
         self.server[part], self.run[part] = place.server, place.run
         timed = np.where(header & event, np.arange(len(header)), -1)
@@ -247,50 +250,46 @@ class _Stretch:
         coverage.events += int(event.sum())
         coverage.other_records += int((header & ~event).sum())
         coverage.foreign_lines += int((~header & ~event).sum())
-        if self.widths is not None:
-            reader.chars += int(self.widths[part].sum()) + len(header)
+        if self.source.chars:
+            reader.chars += self.block.width(part.start, part.stop)
         for row in np.flatnonzero(self.warning[part]) + part.start:
             reader.note_warning(self.first + int(row), self.said.warnings[int(row)])
 
     def hand_over(self) -> None:
         """Give the frames to the builder, and the texts of statistics lines to who asked for them."""
-        for family, tables in self.said.tables.items():
-            table = (
-                pl.concat(tables, how="diagonal_relaxed").sort("row")
-                if len(tables) > 1
-                else tables[0]
-            )
-            rows = rows_of(table)
-            kept = self.taken[rows]
-            if not kept.any():
-                continue
-            if not kept.all():
-                table, rows = table.filter(pl.Series(kept)), rows[kept]
-            self.source.builder.add_frame(family, self._frame(family, table, rows))
+        for family, parts in self.said.parts.items():
+            schema = columns_of(family)
+            part = joined(parts, schema)
+            part = part.kept(self.taken[part.rows])
+            if len(part.rows):
+                self.source.builder.add_frame(family, self._frame(part, schema))
         evidence = self.source.evidence
         if evidence is None:
             return
-        for table in self.said.texts:
-            for row, text in zip(table["row"], table["message"], strict=True):
-                if self.taken[row]:
-                    evidence(self.source.reader.name, self.first + row, text[:MAX_TEXT])
+        rows = [row for row in sorted(self.said.texts) if self.taken[row]]
+        for row, text in zip(rows, self.block.texts(np.array(rows, np.int64)), strict=True):
+            message = text[self.said.texts[row] :]
+            evidence(self.source.reader.name, self.first + row, message[:MAX_TEXT])
 
-    def _frame(self, family: str, table: pl.DataFrame, rows: NDArray[np.int64]) -> pl.DataFrame:
-        table = table.with_columns(
-            pl.Series("order", self.order[rows]),
-            pl.Series("line", rows + self.first),
-            _times("time", self.time[rows]),
-            _times("at", self.at[rows]),
-            pl.Series("server", self.server[rows]),
-            pl.Series("run", self.run[rows]),
-            source=pl.lit(self.source.reader.name),
-            repeated=pl.lit(1),
+    def _frame(self, part: Part, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+        rows, columns = part.rows, part.columns
+        columns |= {
+            "order": pl.Series(self.order[rows]),
+            "line": pl.Series(rows + self.first),
+            "time": _times(self.time[rows]),
+            "at": _times(self.at[rows]),
+            "server": pl.Series(self.server[rows]),
+            "run": pl.Series(self.run[rows]),
+            "source": self.source.reader.name,
+            "repeated": 1,
+        }
+        return pl.DataFrame(
+            column.alias(name)
+            if isinstance(column := columns.get(name), pl.Series)
+            else repeated(column, len(rows), dtype).alias(name)
+            for name, dtype in schema.items()
         )
-        return table.select(
-            (pl.col(name) if name in table.columns else pl.lit(None, dtype).alias(name)).cast(dtype)
-            for name, dtype in columns_of(family).items()
-        )
 
 
-def _times(name: str, values: NDArray[np.int64]) -> pl.Series:
-    return pl.Series(name, values.view("datetime64[us]"), dtype=pl.Datetime("us"))
+def _times(values: NDArray[np.int64]) -> pl.Series:
+    return pl.Series(values.view("datetime64[us]"), dtype=pl.Datetime("us"))

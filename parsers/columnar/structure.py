@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from parsers.clock import Stamps
-from parsers.columnar.column import Mask, extracted, rows_of
+from parsers.clock import Stamps, packed_stamps
+from parsers.columnar.block import Block, Mask
+from parsers.columnar.column import extracted, rows_of
 from parsers.columnar.prefixes import ACCESS, HEADER, MAX_HEAD
 from parsers.columnar.templates import Alike
 from parsers.families import ANCHORS
@@ -28,6 +29,7 @@ _TELLING_WORDS = [
 # Control characters, colour codes (also damaged ones), Ray's mark of folded repetitions.
 _ODD = r"[\x00-\x08\x0a-\x1f]|\^\[\[|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m|x across cluster\]"
 # The first line of several (`parsers.records.may_continue`).
+_NONE = pl.DataFrame()
 _OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})"
 
 
@@ -35,12 +37,11 @@ _OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})"
 class Structure:
     """A block's lines by kind; masks have one place a line.
 
-    `records` are the lines with a prefix (`row`, its parts, `line`, and `start`, where in it the message begins) and `access` the access lines that are not among
-    those found by their likeness (`alike`); `stamps` has a row for
-    each line, zeros where it has no prefix. `bad` lines are left to the readers of single lines.
+    `records` are the lines with a prefix (`row`, its parts, `line`, and `start`, where in it the message begins) and `access` the
+    access lines that are not among those found by their likeness (`alike`); `stamps` has a place for each line, zero where it has
+    no prefix. `bad` lines are left to the readers of single lines.
     """
 
-    lines: pl.Series
     alike: Alike
     records: pl.DataFrame
     access: pl.DataFrame
@@ -51,16 +52,21 @@ class Structure:
     bad: Mask
 
 
-def structure_of(lines: pl.Series, alike: Alike) -> Structure:
+def structure_of(block: Block, alike: Alike) -> Structure:
     """Look at the beginning of each line that is not known yet, and at all of a line that begins like none known."""
-    count = len(lines)
-    frame = lines.to_frame("line").with_row_index("row")
+    count = len(block)
     reached, header, stamps = alike.reached.copy(), alike.header.copy(), alike.stamps
-    rest = frame.filter(pl.Series(~(reached | header)))
+    todo = np.flatnonzero(~(reached | header))
+    bad, blank = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    if not len(todo):
+        return Structure(alike, _NONE, _NONE, stamps, header, reached, blank, bad)
+    rest = pl.DataFrame(
+        {"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()}
+    )
     likely = pl.col("line").str.contains(r"^(?:\([^()]*\) )?INFO:     ")
     access = extracted(rest.filter(likely), "line", ACCESS, must="head")
     reached[rows_of(access)] = True
-    rest = frame.filter(pl.Series(~(reached | header)))
+    rest = rest.filter(pl.Series(~reached[todo]))
     records = extracted(rest, "line", HEADER, must="head").filter(
         pl.col("head").str.len_bytes() <= MAX_HEAD
     )
@@ -68,7 +74,7 @@ def structure_of(lines: pl.Series, alike: Alike) -> Structure:
     header[rows] = True
     stamps[rows] = _stamps(records["stamp"])
     records = records.select(
-        pl.col("row").cast(pl.Int64()),
+        "row",
         "process",
         pl.col("pid").cast(pl.Int64()),
         "level",
@@ -76,9 +82,7 @@ def structure_of(lines: pl.Series, alike: Alike) -> Structure:
         "line",
         pl.col("head").str.len_bytes().cast(pl.Int64()).alias("start"),
     )
-    bad = np.zeros(count, np.bool_)
-    blank = np.zeros(count, np.bool_)
-    foreign = frame.filter(pl.Series(~(reached | header)))
+    foreign = rest.filter(pl.Series(~header[rows_of(rest)]))
     if len(foreign):
         text = pl.col("line")
         words = pl.Series([*_LEVEL_WORDS, *_TELLING_WORDS, *ANCHORS]).implode()
@@ -89,15 +93,15 @@ def structure_of(lines: pl.Series, alike: Alike) -> Structure:
         )
         bad[rows_of(looked.filter("odd"))] = True
         blank[rows_of(looked.filter("blank"))] = True
-    return Structure(lines, alike, records, access, stamps, header, reached, blank, bad)
+    return Structure(alike, records, access, stamps, header, reached, blank, bad)
 
 
 def _stamps(texts: pl.Series) -> Stamps:
     """`05-09 00:49:33` as numbers; all of them have the same places."""
     joined = texts.str.join("").item() if len(texts) else ""
     digits = np.frombuffer((joined or "").encode(), np.uint8).reshape(-1, 14).astype(np.int64) - 48
-    tens = digits[:, (0, 3, 6, 9, 12)]
-    return tens * 10 + digits[:, (1, 4, 7, 10, 13)]
+    tens = digits[:, (0, 3, 6, 9, 12)] * 10 + digits[:, (1, 4, 7, 10, 13)]
+    return packed_stamps(*tens.T)
 
 
 def is_odd(message: pl.Expr) -> pl.Expr:

@@ -1,0 +1,210 @@
+"""Requests that are received, added, finished or aborted: all but the id is the same again and again, or differs in its limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, zip_longest
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from parsers import families
+from parsers.columnar.block import Alphabet, Block, Mask, Rows
+from parsers.columnar.parts import Column, Part
+from parsers.columnar.prefixes import WORD_CHARS
+from parsers.columnar.shapes import Hole, Shape, shape_of
+from parsers.families.formats import Fields
+from parsers.frames import fields_frame
+from parsers.prefix import Header, strip_ansi
+from parsers.records import Record, RecordText, glued_at, is_open, may_continue
+
+__all__ = ["KnownParameters", "lives", "received"]
+
+_LONGEST_ID = 256
+_NEAR = 64  # bytes in which nearly all ids end
+_WORD = Alphabet(WORD_CHARS)
+_ENDS = (ord("."), ord(":"))  # an id does not end in these
+_PARAMS = b": params: "
+_ANY_ID = "x"
+_MOST_SHAPES = 64
+_LIMIT_BITS = 24  # a limit has at most seven digits
+_FEWEST = 4
+_LIMIT = re.compile(rb"\b(max_tokens|min_tokens)=([0-9]+)(?=[,)])")
+_NO_HEADER = Header("INFO", (1, 1, 0, 0, 0), "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """What follows the id: `pieces` are the texts of `params` around the limits, `columns` the fields but for the limits."""
+
+    shape: Shape
+    pieces: tuple[str, ...]
+    columns: dict[str, Column]
+
+
+@dataclass(slots=True)
+class KnownParameters:
+    """The parameters seen so far in a source, but for their limits."""
+
+    all: list[_Parameters] = field(default_factory=list)
+
+
+def lives(block: Block, rows: Rows, message: int, verb: str) -> tuple[Part, Mask]:
+    """`Added request x.` and its like, whose text begins `message` bytes after the line's start; and which rows were read."""
+    starts = block.starts[rows] + (message + len(verb))
+    sizes = block.ends[rows] - starts
+    last = block.fetched(block.ends[rows] - 1, 1)[:, 0]
+    sizes -= last == ord(".")
+    good = (sizes > 0) & (sizes <= _LONGEST_ID)
+    ends = block.fetched(starts + sizes - 1, 1)[:, 0]
+    for mark in _ENDS:
+        good &= ends != mark
+    fit, ids = block.strings(starts[good], sizes[good], _WORD)
+    good[good] = fit
+    columns: dict[str, Column] = {
+        "request_id": ids.filter(pl.Series(fit)) if not fit.all() else ids,
+        "variant": verb.split(" ")[0].lower(),
+    }
+    return Part(rows[good], columns), good
+
+
+def received(
+    block: Block, rows: Rows, message: int, verb: str, known: KnownParameters
+) -> tuple[list[Part], Mask]:
+    """`Received request x: params: …`, and which rows were read."""
+    starts = block.starts[rows] + (message + len(verb))
+    sizes = (block.fetched(starts, _NEAR) == ord(":")).argmax(axis=1)
+    good = (sizes > 0) & block.equal(starts + sizes, _PARAMS)
+    fit, ids = block.strings(starts[good], sizes[good], _WORD)
+    good[good] = fit
+    if not fit.all():
+        ids = ids.filter(pl.Series(fit))
+    mine = rows[good]
+    places = starts[good] + (sizes[good] + len(": "))
+    ends = block.ends[mine]
+    parts: list[Part] = []
+    left = np.arange(len(mine))
+
+    def take(parameters: _Parameters) -> int:
+        nonlocal left
+        found = parameters.shape.find(block, places[left], ends[left])
+        if not len(found.which):
+            return 0
+        which = left[found.which]
+        own = ids if len(which) == len(ids) else ids.gather(pl.Series(which))
+        columns = _columns(parameters, found.values, len(which))
+        parts.append(Part(mine[which], {"request_id": own, **columns}))
+        left = np.delete(left, found.which)
+        return len(which)
+
+    for parameters in known.all:
+        if len(left):
+            take(parameters)
+    while len(left) and len(known.all) < _MOST_SHAPES:
+        at = int(left[len(left) // 2])
+        seen = _parameters_of(block.stretch(int(places[at]), int(ends[at])))
+        if seen is None or not (count := take(seen)):
+            break
+        if count >= _FEWEST:
+            known.all.append(seen)
+    done = np.ones(len(mine), np.bool_)
+    done[left] = False
+    good[good] = done
+    return parts, good
+
+
+def _columns(
+    parameters: _Parameters, limits: dict[str, NDArray[Any]], count: int
+) -> dict[str, Column]:
+    columns = dict(parameters.columns)
+    columns.update((name, pl.Series(values)) for name, values in limits.items())
+    if not limits:
+        return {**columns, "params": parameters.pieces[0]}
+    # Few limits come again and again: each text is made once.
+    each = np.stack(list(limits.values()))
+    key = each[0] if len(each) == 1 else each[0] << _LIMIT_BITS | each[1]
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    texts = [
+        "".join(chain.from_iterable(zip_longest(parameters.pieces, map(str, row), fillvalue="")))
+        for row in each[:, first].T.tolist()
+    ]
+    return {**columns, "params": pl.Series(texts, dtype=pl.String()).gather(pl.Series(which))}
+
+
+@lru_cache(maxsize=1 << 10)
+def _parameters_of(said: bytes) -> _Parameters | None:
+    """The shape and the fields of what follows `Received request x: `; None where the line is to be read by itself."""
+    fields = _fields(said)
+    if fields is None:
+        return None
+    start = len(_PARAMS) - len(": ")
+    params = said[start : start + len(str(fields["params"]))]
+    if params.decode() != fields["params"]:
+        return None
+    holes = [
+        Hole(found[1].decode(), found.start(2) + start, found.end(2) + start)
+        for found in _LIMIT.finditer(params)
+    ]
+    shape = shape_of(said, holes) if _are_free(said, holes, fields) else None
+    if shape is None:
+        holes, shape = [], shape_of(said, [])
+    if shape is None:
+        return None
+    columns = fields_frame("request", [fields]).row(0, named=True)
+    for name in ("request_id", "params", *(hole.name for hole in holes)):
+        del columns[name]
+    columns = {name: value for name, value in columns.items() if value is not None}
+    pieces, at = [], start
+    for hole in (*holes, None):
+        end = start + len(params) if hole is None else hole.start
+        pieces.append(said[at:end].decode())
+        at = hole.end if hole is not None else end
+    return _Parameters(shape, tuple(pieces), {**columns, "variant": "received"})
+
+
+def _fields(said: bytes) -> Fields | None:
+    if not said.isascii() or b"prompt: " in said:
+        return None
+    message = f"Received request {_ANY_ID}: {said.decode()}"
+    if not _is_simple(message):
+        return None
+    match = families.match(message, prefixed=True)
+    if match is None or (match.family, match.variant) != ("request", "received"):
+        return None
+    return match.fields
+
+
+def _are_free(said: bytes, holes: Sequence[Hole], fields: Fields) -> bool:
+    """Whether the limits may be any numbers, and all other fields stay the same: it is tried."""
+    if len({hole.name for hole in holes}) != len(holes):
+        return False
+    for numbers in (("7", "1234567"), ("1020304", "90")):
+        text, want, end = said, dict(fields), len(said)
+        for hole, number in reversed(list(zip(holes, numbers, strict=False))):
+            text = text[: hole.start] + number.encode() + text[hole.end :]
+            want[hole.name] = int(number)
+        other = _fields(text)
+        if other is None:
+            return False
+        want["params"] = other["params"]
+        length = len(str(fields["params"])) + len(text) - end
+        if other != want or len(str(other["params"])) != length:
+            return False
+    return True
+
+
+def _is_simple(message: str) -> bool:
+    """Whether a record's text is one message on one line."""
+    return not (
+        may_continue(message)
+        or "x across cluster]" in message
+        or strip_ansi(message) != message
+        or not message.isprintable()
+        or glued_at(message, _NO_HEADER, False) >= 0
+        or is_open(Record([RecordText(0, message)]))
+    )
