@@ -21,6 +21,7 @@ from logscope.plain_advice import plain_advice
 from logscope.preemption_count import Preemptions, combine
 from logscope.replaying import ReplayAnswer, try_replay
 from logscope.servers import EngineLog, engine_logs
+from logscope.spreading import Spread, in_turn
 from logscope.verdict import RANK, pressure_of_windows, verdict_of
 
 __all__ = [
@@ -92,11 +93,13 @@ def analyze(
     with_advice: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
+    spread: Spread = in_turn,
 ) -> Analysis:
     """Analyse a log that was read.
 
     `given` are settings that the log does not tell (`--set`); with `replay` the workload is inferred and replayed, which is where latencies,
-    the ledger and hidden preemptions come from. `progress` is called with the share done, 0 to 1.
+    the ledger and hidden preemptions come from. `progress` is called with the share done, 0 to 1. `spread` does the replays that are
+    independent of each other.
     """
     logs = engine_logs(data.frames, given)
     results = []
@@ -104,7 +107,13 @@ def analyze(
         step = _part(progress, index, len(logs))
         results.append(
             engine_result(
-                data, log, replay=replay, with_advice=with_advice, seed=seed, progress=step
+                data,
+                log,
+                replay=replay,
+                with_advice=with_advice,
+                seed=seed,
+                progress=step,
+                spread=spread,
             )
         )
     results = with_imbalance(results)
@@ -137,6 +146,7 @@ def engine_result(
     with_advice: bool,
     seed: int,
     progress: Progress | None,
+    spread: Spread = in_turn,
 ) -> EngineResult:
     """What is said of one engine; see `analyze`."""
     facts = log.facts
@@ -152,7 +162,7 @@ def engine_result(
     answer, failure = None, None
     declined = facts.declined if replay and context.served else ()
     if replay and context.served and not declined:
-        answer, failure = try_replay(log, context, seed=seed, progress=progress)
+        answer, failure = try_replay(log, context, seed=seed, progress=progress, spread=spread)
     if failure is not None:
         findings.append(
             Finding(
@@ -177,7 +187,7 @@ def engine_result(
     )
     advice = plain_advice(facts, findings)
     if answer is not None and answer.fair and with_advice:
-        replayed, found = _advise(context, answer, verdict, findings)
+        replayed, found = _advise(context, answer, verdict, findings, spread)
         advice += replayed
         findings = [*_merged(findings, found), *answer.findings]
     prompt, generation = _throughput(context.windows)
@@ -204,14 +214,18 @@ def _poor_fit(answer: ReplayAnswer) -> Finding:
 
 
 def _advise(
-    context: Context, answer: ReplayAnswer, verdict: str, findings: Sequence[Finding]
+    context: Context,
+    answer: ReplayAnswer,
+    verdict: str,
+    findings: Sequence[Finding],
+    spread: Spread,
 ) -> tuple[list[Advice], list[Finding]]:
     """Replay the candidates that the verdict suggests; a healthy server needs none."""
     if verdict == "healthy":
         return [], replay_findings(context, answer, None, [])
     out_of_memory = any(f.id == "runtime-oom" for f in findings)
     tried = candidates(context, verdict, out_of_memory=out_of_memory)
-    advice, now, free = advise(context.log.facts, tried, answer.predict, answer.screen)
+    advice, now, free = advise(context.log.facts, tried, answer.predict, answer.screen, spread)
     return advice, replay_findings(context, answer, now, free)
 
 

@@ -35,6 +35,10 @@ class ReaderGoneError(Exception):
     """Whoever read standard output wants no more of it."""
 
 
+class StoppedError(Exception):
+    """The user pressed Ctrl-C."""
+
+
 class _Verbs(click.Group):
     """Finds a verb in `logscope.commands.<verb>` when it is needed."""
 
@@ -49,7 +53,7 @@ class _Verbs(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Before click sees it: for click a reader that went away is a failure, and its status 1 that of --fail-on.
+        # Before click sees it: for click a reader that went away, and Ctrl-C, are failures, and its status 1 is that of --fail-on.
         try:
             try:
                 return super().invoke(ctx)
@@ -58,6 +62,8 @@ class _Verbs(click.Group):
                     sys.stdout.flush()
         except BrokenPipeError:
             raise ReaderGoneError from None
+        except KeyboardInterrupt:
+            raise StoppedError from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -86,7 +92,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         # The reader of the pipe went away: end quietly, also when the interpreter flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except KeyboardInterrupt:
+    except (StoppedError, KeyboardInterrupt):
         sys.exit(130)
     except MemoryError:
         remark("out of memory; give a span with --since and --until")

@@ -12,16 +12,17 @@ import polars as pl
 
 from logscope.advice import Predict
 from logscope.drawn_replay import DrawnReplay, of_sample
-from logscope.errors import fault_of
+from logscope.errors import LogscopeError, fault_of
 from logscope.finding import Finding
 from logscope.findings.context import Context
 from logscope.inference.observations import Observations
 from logscope.inference.workloads import Workload
 from logscope.ledger_shares import slow_and_typical
 from logscope.logged_preemptions import Stretch
-from logscope.scenario import Scenario
+from logscope.predictor import Predictor
 from logscope.servers import EngineLog
 from logscope.spikes import Spike, find_spikes
+from logscope.spreading import Spread, in_turn
 from logscope.unsupported import widened
 from reference_engine.config import EngineConfig
 from reference_engine.workload import Request
@@ -90,21 +91,36 @@ class ReplayAnswer:
 
 
 def replay_engine(
-    log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None
+    log: EngineLog,
+    context: Context,
+    *,
+    seed: int,
+    progress: Callable[[float], None] | None,
+    spread: Spread = in_turn,
 ) -> ReplayAnswer | None:
     """Infer and replay one engine's workload; None where there is nothing to replay.
 
     Iteration lines tell nearly everything, so they decide where they explain the run; else requests and statistics are fitted.
+    `spread` does what is independent of each other.
     """
-    return _from_iterations(log, context, seed) or _from_particles(log, context, seed, progress)
+    return _from_iterations(log, context, seed) or _from_particles(
+        log, context, seed, progress, spread
+    )
 
 
 def try_replay(
-    log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None
+    log: EngineLog,
+    context: Context,
+    *,
+    seed: int,
+    progress: Callable[[float], None] | None,
+    spread: Spread = in_turn,
 ) -> tuple[ReplayAnswer | None, str | None]:
     """`replay_engine`, and the reason where it failed: whatever lies in a log, what it proves by itself is still said."""
     try:
-        return replay_engine(log, context, seed=seed, progress=progress), None
+        return replay_engine(log, context, seed=seed, progress=progress, spread=spread), None
+    except LogscopeError:  # the processes or the cluster that should do it, not the log
+        raise
     except Exception as error:
         if os.environ.get("LOGSCOPE_DEBUG"):
             raise
@@ -119,19 +135,7 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
     found = reconstruct(log.frames, log.facts, seed=seed)
     if found is None or not found.trusted:
         return None
-    from logscope.inference.prediction import predict_workloads
-
-    def predict(scenario: Scenario | None) -> Mapping[str, Any]:
-        if scenario is None:
-            return predict_workloads([found.sample], found.config).as_dict()
-        return predict_workloads(
-            [found.sample],
-            scenario.config,
-            arrival_scale=scenario.arrival_scale,
-            replicas=scenario.replicas,
-            factors=scenario.scale,
-        ).as_dict()
-
+    predict = Predictor((found.sample,), found.config)
     requests, summary = found.result.requests(), found.result.summary()
     step = found.step_time
     return _answer(
@@ -165,32 +169,21 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
 
 
 def _from_particles(
-    log: EngineLog, context: Context, seed: int, progress: Callable[[float], None] | None
+    log: EngineLog,
+    context: Context,
+    seed: int,
+    progress: Callable[[float], None] | None,
+    spread: Spread,
 ) -> ReplayAnswer | None:
-    from logscope.inference import Inference, infer
-    from logscope.inference import predict as predict_under
+    from logscope.inference import infer
 
     engines = log.engines_in_run
-    found = infer(log.frames, log.facts, seed=seed, progress=progress, engines=engines)
+    found = infer(
+        log.frames, log.facts, seed=seed, progress=progress, engines=engines, spread=spread
+    )
     if found is None:
         return None
-
     few = replace(found, workloads=found.workloads[::SCREENED], replays=found.replays[::SCREENED])
-
-    def screen(scenario: Scenario | None) -> Mapping[str, Any]:
-        return predict(scenario, few)
-
-    def predict(scenario: Scenario | None, of: Inference = found) -> Mapping[str, Any]:
-        if scenario is None:
-            return of.baseline().as_dict()
-        return predict_under(
-            of,
-            scenario.config,
-            arrival_scale=scenario.arrival_scale,
-            replicas=scenario.replicas,
-            factors=scenario.scale,
-        ).as_dict()
-
     step, counts = found.step_time, found.preemptions
     return _answer(
         log,
@@ -210,8 +203,8 @@ def _from_particles(
         step_time=_step_time(
             step.base_s, step.per_prefill_token_s, step.per_decode_s, step.per_kv_token_s, None
         ),
-        predict=predict,
-        screen=screen,
+        predict=Predictor.of(found),
+        screen=Predictor.of(few),
         origin=found.observations.epoch,
         requests_frame=found.requests_frame,
         steps_frame=found.steps_frame,

@@ -2,81 +2,132 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from logscope.options import (
+    Display,
+    Reading,
     display_options,
+    given_settings,
+    in_order,
+    json_option,
+    no_replay_option,
     open_sources,
     reading_options,
+    seed_option,
+    settings_option,
     source_argument,
     state_option,
+    tell_and_check,
+    trace_option,
     unit_option,
-    write_json,
+    write_document,
 )
-from logscope.remarks import remark
-from logscope.times import Moment, Span
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
 
 __all__ = ["command"]
 
-SETUP_FAMILIES = {"startup", "kv_sizing"}
 _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """The files that the user asked for. `plotlyjs` is None where he left the choice to the report."""
+
+    json: str | None
+    html: Path | None
+    plotlyjs: str | None
+    frames: Path | None
+    workload: Path | None
+    trace: Path | None
+
+    def write(
+        self, found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]]
+    ) -> None:
+        """Write them all; raises OSError where one cannot be."""
+        from logscope.analysis_files import write_frames, write_replay_trace, write_workload
+
+        if self.frames is not None:
+            write_frames(found, self.frames)
+        if self.html is not None:
+            from logscope.fleets.reports import write_reports
+
+            write_reports(found, document, rows, self.html, plotlyjs=self.plotlyjs)
+        if self.workload is not None:
+            write_workload(found, self.workload)
+        if self.trace is not None:
+            write_replay_trace(found, self.trace)
+        if self.json is not None:
+            write_document(document, self.json)
+
+
+def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The files to write, as `outputs`."""
+
+    @wraps(function)
+    def gathered(
+        *args: Any,
+        json_target: str | None,
+        html_target: Path | None,
+        plotlyjs: str,
+        frames: Path | None,
+        workload_out: Path | None,
+        trace: Path | None,
+        **others: Any,
+    ) -> Any:
+        source = click.get_current_context().get_parameter_source("plotlyjs")
+        script = None if source == ParameterSource.DEFAULT else plotlyjs
+        outputs = _Outputs(json_target, html_target, script, frames, workload_out, trace)
+        return function(*args, outputs=outputs, **others)
+
+    return in_order(
+        gathered,
+        json_option(),
+        click.option(
+            "--html",
+            "html_target",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Write the report; for several servers an index (in a folder DIR/: its index.html) with a report for each beside it.",
+        ),
+        click.option(
+            "--plotlyjs",
+            type=click.Choice(["inline", "cdn", "directory"]),
+            default="inline",
+            show_default=True,
+            help="Where the report's chart script is.",
+        ),
+        click.option(
+            "--frames",
+            type=click.Path(file_okay=False, path_type=Path),
+            metavar="DIR",
+            help="Write the frames as Parquet.",
+        ),
+        click.option(
+            "--workload-out",
+            type=click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Write the inferred requests, which `logscope replay` reads.",
+        ),
+        trace_option("Write the replay as a Chrome/Perfetto trace."),
+    )
 
 
 @click.command("analyze")
 @source_argument
-@click.option("--json", "json_target", metavar="FILE|-", help="Write the machine-readable result.")
-@click.option(
-    "--html",
-    "html_target",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the report; for several servers an index (in a folder DIR/: its index.html) with a report for each beside it.",
-)
-@click.option(
-    "--plotlyjs",
-    type=click.Choice(["inline", "cdn", "directory"]),
-    default="inline",
-    show_default=True,
-    help="Where the report's chart script is.",
-)
-@click.option(
-    "--frames",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write the frames as Parquet.",
-)
-@click.option(
-    "--workload-out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the inferred requests, which `logscope replay` reads.",
-)
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the replay as a Chrome/Perfetto trace.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Tell a setting that the log does not.",
-)
-@click.option(
-    "--no-replay", is_flag=True, help="Look at the log alone: no inference, no latencies."
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Same input and seed, same output."
-)
+@_output_options
+@settings_option("Tell a setting that the log does not.")
+@no_replay_option("Look at the log alone: no inference, no latencies.")
+@seed_option
 @click.option(
     "--fail-on",
     type=click.Choice(["warning", "critical"]),
@@ -96,10 +147,8 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
 @click.option(
     "--jobs",
     type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
     metavar="N",
-    help="Read and replay in so many processes; the answer is the same.",
+    help="Read and replay in so many processes; the answer is the same. Without it one process reads, and others join it for long replays.",
 )
 @click.option(
     "--on",
@@ -114,29 +163,19 @@ _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
 def command(
     ctx: click.Context,
     sources: tuple[str, ...],
-    json_target: str | None,
-    html_target: Path | None,
-    plotlyjs: str,
-    frames: Path | None,
-    workload_out: Path | None,
-    trace: Path | None,
+    outputs: _Outputs,
     settings: tuple[str, ...],
     no_replay: bool,
     seed: int,
     fail_on: str | None,
     metrics: tuple[str, ...],
     latencies: str | None,
-    jobs: int,
+    jobs: int | None,
     on: str | None,
     state: Path | None,
     units: tuple[str, ...],
-    since: Moment | None,
-    until: Moment | None,
-    timezone: str | None,
-    year: int | None,
-    quiet: bool,
-    verbose: bool,
-    color: str,
+    reading: Reading,
+    display: Display,
 ) -> None:
     """Say what is behind a vLLM server's slow requests, and what to change.
 
@@ -150,41 +189,29 @@ def command(
       logscope analyze server.log --metrics http://localhost:8000/metrics
       logscope analyze 'logs/**/*.log.zst' --jobs 8
     """
-    from logscope.analysis_files import (
-        write_frames,
-        write_replay_trace,
-        write_workload,
-    )
     from logscope.analysis_json import analysis_document
-    from logscope.configuration import SettingError, parse_settings
-    from logscope.events_json import to_json
     from logscope.fleets.executors import executor_for
     from logscope.fleets.running import analyze_on, read_on
     from logscope.fleets.summary import server_rows
-    from logscope.reading import check_something_read, partly_read, problems
+    from logscope.log_frames import SETUP_FAMILIES
+    from logscope.reading import partly_read
     from logscope.terminal.progress import progress_bar
     from logscope.witness.latencies import read_latencies
     from logscope.witness.metrics import read_metrics
 
-    try:
-        given = parse_settings(settings)
-    except SettingError as error:
-        raise click.UsageError(str(error)) from None
+    given = given_settings(settings)
     clients = read_latencies(latencies) if latencies is not None else None
     counters = read_metrics(metrics) if metrics else None
-    span = Span(since, until, timezone)
-    opened = open_sources(sources, timezone=timezone, units=units, span=span)
+    span = reading.span
+    opened = open_sources(sources, timezone=span.zone, units=units, span=span)
     with executor_for(jobs, on) as executor:
-        data = read_on(executor, opened, span, year=year, state=state)
-        if not quiet:
-            for problem in problems(data.coverage):
-                remark(problem)
-        check_something_read(data.coverage)
-        if not quiet and not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
-            remark(
+        data = read_on(executor, opened, span, year=reading.year, state=state)
+        tell_and_check(data.coverage, display)
+        if not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
+            display.note(
                 "nothing in this log lies between --since and --until; what follows is from the server's start lines alone"
             )
-        with progress_bar(quiet=quiet, color=color) as progress:
+        with progress_bar(quiet=display.quiet, color=display.color) as progress:
             found = analyze_on(
                 executor, data, given=given, replay=not no_replay, seed=seed, progress=progress
             )
@@ -193,35 +220,28 @@ def command(
 
         found = witnessed(found, counters, clients)
     document = analysis_document(found)
-    if frames is not None:
-        write_frames(found, frames)
-    rows = server_rows(found)
-    document["servers"] = rows
-    if html_target is not None:
-        from logscope.fleets.reports import write_reports
-
-        shared = ctx.get_parameter_source("plotlyjs") == ParameterSource.DEFAULT
-        write_reports(found, document, rows, html_target, plotlyjs=None if shared else plotlyjs)
-    if workload_out is not None:
-        write_workload(found, workload_out)
-    if trace is not None:
-        write_replay_trace(found, trace)
-    if json_target is not None:
-        write_json(to_json(document, indent=None if json_target == "-" else 1), json_target)
-    if json_target != "-":
-        from logscope.terminal.answer import print_answer
-
-        if len(rows) > 1:
-            from logscope.terminal.fleet import print_fleet
-
-            print_fleet(rows, verbose=verbose, color=color)
-        print_answer(document, verbose=verbose, color=color, series=_series(found))
+    document["servers"] = rows = server_rows(found)
+    outputs.write(found, document, rows)
+    if outputs.json != "-":
+        _print(found, document, rows, display)
     if fail_on is not None and any(
         f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]
     ):
         ctx.exit(1)
     if partly_read(data.coverage):
         ctx.exit(4)
+
+
+def _print(
+    found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display
+) -> None:
+    from logscope.terminal.answer import print_answer
+
+    if len(rows) > 1:
+        from logscope.terminal.fleet import print_fleet
+
+        print_fleet(rows, verbose=display.verbose, color=display.color)
+    print_answer(document, verbose=display.verbose, color=display.color, series=_series(found))
 
 
 def _series(found: Analysis) -> dict[str, list[float | None]]:

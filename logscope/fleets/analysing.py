@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -11,8 +12,12 @@ from logscope.analysis import Analysis, EngineResult, engine_result, with_imbala
 from logscope.fleets.executors import Executor
 from logscope.log_frames import LogFrames
 from logscope.servers import EngineLog, engine_logs
+from logscope.spreading import Spread
 
 __all__ = ["analyze_fleet"]
+
+_MANY = 2  # engines a place, from which on the last ones leave few places idle
+_MOST_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +33,48 @@ def analyze_fleet(
     executor: Executor,
     *,
     given: Mapping[str, Any] | None = None,
-    replay: bool = True,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> Analysis:
-    """`logscope.analysis.analyze`, with each engine as one task of `executor`: the same answer, whoever gives it.
+    """`logscope.analysis.analyze` on the places of `executor`: the same answer, whoever gives it.
 
-    What comes back holds no functions (see `ReplayAnswer.predict`): candidates were replayed where the workload was inferred.
+    Where there are many engines each is a task as a whole, and what comes back holds no functions (see `ReplayAnswer.predict`):
+    candidates were replayed where the workload was inferred. Of a few engines the passes of the inference and the replays of the
+    candidates are tasks, so that no place is idle.
     """
     logs = engine_logs(data.frames, given)
+    if len(logs) >= _MANY * executor.width:
+        results = _whole(data, logs, executor, seed)
+    else:
+        results = _in_parts(data, logs, executor, seed)
+    found = with_imbalance(list(_counted(results, len(logs), progress)))
+    return Analysis(data, tuple(found), worst_of(found), seed, dict(given or {}))
+
+
+def _whole(
+    data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int
+) -> Iterator[EngineResult]:
     tasks = (_Task(_portion(data, log), log) for log in logs)
-    work = partial(_result, replay=replay, seed=seed)
-    results: list[EngineResult] = []
-    for log, result in zip(
-        logs, _counted(executor.map(work, tasks), len(logs), progress), strict=True
-    ):
-        results.append(_restored(result, log))
-    results = with_imbalance(results)
-    return Analysis(data, tuple(results), worst_of(results), seed, dict(given or {}))
+    for log, result in zip(logs, executor.map(partial(_result, seed=seed), tasks), strict=True):
+        yield _restored(result, log)
+
+
+def _in_parts(
+    data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int
+) -> Iterator[EngineResult]:
+    """A thread for each engine hands its parts out and waits for them."""
+    threads = ThreadPoolExecutor(max(1, min(len(logs), _MOST_THREADS)))
+    try:
+        work = partial(_engine, data, spread=executor.map, seed=seed)
+        yield from threads.map(work, logs)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _engine(data: LogFrames, log: EngineLog, *, spread: Spread, seed: int) -> EngineResult:
+    return engine_result(
+        data, log, replay=True, with_advice=True, seed=seed, progress=None, spread=spread
+    )
 
 
 def _counted(
@@ -66,10 +95,10 @@ def _portion(data: LogFrames, log: EngineLog) -> LogFrames:
     return LogFrames({}, data.coverage, texts, exceptions)
 
 
-def _result(task: _Task, *, replay: bool, seed: int) -> EngineResult:
-    """One engine's result, without what cannot travel: functions and frames that the asker has."""
+def _result(task: _Task, *, seed: int) -> EngineResult:
+    """One engine's result, without what need not travel: functions, and frames that the asker has."""
     found = engine_result(
-        task.data, task.log, replay=replay, with_advice=True, seed=seed, progress=None
+        task.data, task.log, replay=True, with_advice=True, seed=seed, progress=None
     )
     bare = EngineLog(task.log.facts, {})
     answer = found.answer

@@ -8,7 +8,7 @@ from typing import Any
 
 from logscope.analysis import Analysis, analyze
 from logscope.fleets.analysing import analyze_fleet
-from logscope.fleets.executors import Executor, Serial
+from logscope.fleets.executors import Executor, RayCluster
 from logscope.fleets.reading import read_fleet
 from logscope.log_frames import LogFrames, read_log
 from logscope.times import Span
@@ -29,7 +29,7 @@ def read_on(
         from logscope.incremental.frames import read_with_state
 
         return read_with_state(state / "analyze", sources, span, year=year)
-    if isinstance(executor, Serial):
+    if executor.width == 1 and not isinstance(executor, RayCluster):
         return read_log(sources, span, year=year)
     return read_fleet(sources, span, executor, year=year)
 
@@ -43,7 +43,9 @@ def analyze_on(
     seed: int,
     progress: Callable[[float], None] | None,
 ) -> Analysis:
-    """Analyse `data`, the engines in parallel where `executor` has several places to run."""
-    if isinstance(executor, Serial) or not replay:
-        return analyze(data, given=given, replay=replay, seed=seed, progress=progress)
-    return analyze_fleet(data, executor, given=given, replay=replay, seed=seed, progress=progress)
+    """Analyse `data`: the engines in parallel where `executor` has several places to run, else the replays of each as it sees fit."""
+    if executor.width > 1 and replay:
+        return analyze_fleet(data, executor, given=given, seed=seed, progress=progress)
+    return analyze(
+        data, given=given, replay=replay, seed=seed, progress=progress, spread=executor.map
+    )

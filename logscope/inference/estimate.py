@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from logscope.inference.carrying import Carried, carried, unpacked
 from logscope.inference.filtering import ParticleFilter
-from logscope.inference.lengths import after_a_pass, length_model
+from logscope.inference.lengths import LengthModel, after_a_pass, length_model
 from logscope.inference.observations import Observations, observe
 from logscope.inference.particles import Particle, Plan, WindowFit
 from logscope.inference.posterior import (
@@ -29,12 +30,13 @@ from logscope.inference.step_time_fit import first_guess, refit
 from logscope.inference.step_times import CostFit
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
 from logscope.servers import EngineFacts, engine_config
+from logscope.spreading import Spread, in_turn
 from reference_engine.config import EngineConfig
 from reference_engine.frames import requests_frame, steps_frame
 from reference_engine.step_time import LinearStepTime
 from reference_engine.workload import Request
 
-__all__ = ["Inference", "infer", "predict"]
+__all__ = ["Inference", "as_inferred", "infer", "predict"]
 
 _SECONDS = 2.6  # of one core, about, for all passes
 _POOLED = "statistics"  # outputs are drawn anew in every particle, so that one alone has too little of the tail
@@ -88,9 +90,14 @@ class Inference:
             raise ValueError("the representative replay was made without its steps")
         return steps_frame(log, self.config)
 
+    @property
+    def pooled(self) -> bool:
+        """Whether latencies are taken over all samples together (see `percentiles_of_many`)."""
+        return self.observations.level == _POOLED
+
     def baseline(self) -> Prediction:
         """The present configuration in the terms of a prediction."""
-        return summarise_replays(self.replays, self.observations.level == _POOLED)
+        return summarise_replays(self.replays, self.pooled)
 
 
 def infer(
@@ -100,6 +107,7 @@ def infer(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
     engines: int = 1,
+    spread: Spread = in_turn,
 ) -> Inference | None:
     """Infer one engine's workload from its statistics, request and access lines.
 
@@ -109,6 +117,7 @@ def infer(
         seed: same input and seed, same answer.
         progress: is told the share that is done, 0..1.
         engines: so many engines share the requests of these frames (data parallel).
+        spread: does the passes that know nothing of each other; whoever does them, the answer is the same.
 
     Returns:
         None where the log holds no statistics lines, no requests, or not the size of the KV cache.
@@ -128,16 +137,17 @@ def infer(
     report = _Progress(progress, sum(plan.particles for plan in plans))
     particles: list[Particle] = []
     fits: list[list[WindowFit]] = []
-    for number, plan in enumerate(plans):
-        rng = np.random.default_rng([seed, number])
-        filtering = ParticleFilter(seen, rules, lengths, cost, plan, rng, share)
-        found = filtering.run(report.part(plan.particles))
-        if number == 0:
-            cost = refit(found, seen, kv_tokens, cost, on_cpu)
-            lengths = after_a_pass(lengths, _own_prompts(found))
-        else:
-            particles += found
-            fits.append(filtering.fits)
+    first = _Pass(seen, rules, lengths, cost, share, seed)
+    ((sent, _),) = spread(first, [(0, plans[0])])
+    report.done(plans[0].particles)
+    found = unpacked(sent)
+    cost = refit(found, seen, kv_tokens, cost, on_cpu)
+    lengths = after_a_pass(lengths, _own_prompts(found))
+    others = _Pass(seen, rules, lengths, cost, share, seed)
+    for sent, fit in spread(others, list(enumerate(plans))[1:]):
+        particles += unpacked(sent)
+        fits.append(fit)
+        report.done(plans[len(fits)].particles)
     plain = replace(
         config,
         policy="fcfs",
@@ -146,7 +156,7 @@ def infer(
     )
     chosen = _some(particles, _replays(seen, plain))
     workloads = tuple(_workload(seen, p, plain) for p in chosen)
-    replays = tuple(replay_workload(w, plain, keep_steps=i == 0) for i, w in enumerate(workloads))
+    replays = tuple(spread(_Replay(plain), list(enumerate(workloads))))
     ledger = ledgers(replays)
     counts = count_preemptions(seen, particles, _WIDEST[seen.level], covered)
     if progress is not None:
@@ -177,20 +187,23 @@ def predict(
     factors: StepFactors | None = None,
 ) -> Prediction:
     """Replay the inferred workloads under a changed configuration (see `predict_workloads`)."""
-    as_inferred = replace(
-        config,
-        policy="fcfs",
-        async_scheduling=False,
-        enable_prefix_caching=config.enable_prefix_caching
-        and inference.config.enable_prefix_caching,
-    )
     return predict_workloads(
         inference.workloads,
-        as_inferred,
+        as_inferred(config, inference.config),
         arrival_scale=arrival_scale,
         replicas=replicas,
         factors=factors,
-        pooled=inference.observations.level == _POOLED,
+        pooled=inference.pooled,
+    )
+
+
+def as_inferred(config: EngineConfig, inferred: EngineConfig) -> EngineConfig:
+    """A changed configuration with what the inference assumed of the scheduler (see `Inference.config`)."""
+    return replace(
+        config,
+        policy="fcfs",
+        async_scheduling=False,
+        enable_prefix_caching=config.enable_prefix_caching and inferred.enable_prefix_caching,
     )
 
 
@@ -222,6 +235,38 @@ def _own_prompts(particles: Sequence[Particle]) -> dict[int, float]:
     return {i: float(np.mean(values)) for i, values in found.items()}
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """A pass of the filter over the log, as a piece of work that another process may do."""
+
+    seen: Observations
+    rules: SketchRules
+    lengths: LengthModel
+    cost: CostFit
+    share: float
+    seed: int
+
+    def __call__(self, numbered: tuple[int, Plan]) -> tuple[Carried, list[WindowFit]]:
+        """The particles and fits of a pass; its number and the seed are all that its chance comes from."""
+        number, plan = numbered
+        rng = np.random.default_rng([self.seed, number])
+        filtering = ParticleFilter(
+            self.seen, self.rules, self.lengths, self.cost, plan, rng, self.share
+        )
+        return carried(filtering.run()), filtering.fits
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The replay of a sampled workload under the present configuration; the first keeps its steps."""
+
+    config: EngineConfig
+
+    def __call__(self, numbered: tuple[int, Workload]) -> Replayed:
+        number, workload = numbered
+        return replay_workload(workload, self.config, keep_steps=number == 0)
+
+
 class _Progress:
     """Tells the share of all particles that are done."""
 
@@ -230,13 +275,11 @@ class _Progress:
         self._whole = whole * 1.1  # the replays at the end
         self._done = 0
 
-    def part(self, particles: int) -> Callable[[float], None] | None:
-        """The teller of one pass."""
-        tell, start = self._tell, self._done
+    def done(self, particles: int) -> None:
+        """A pass of so many is done."""
         self._done += particles
-        if tell is None:
-            return None
-        return lambda share: tell((start + share * particles) / self._whole)
+        if self._tell is not None:
+            self._tell(self._done / self._whole)
 
 
 def _plans(seen: Observations) -> list[Plan]:
