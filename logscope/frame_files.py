@@ -71,7 +71,7 @@ class FrameFiles(FrameBuilder):
         file = self._files.get(family)
         if file is None:
             place = self._places.enter_context(whole_file(self._place(family)))
-            file = self._files[family] = RowGroups(place)
+            file = self._files[family] = RowGroups(place, ROWS)
         with self._named(family):
             file.append(frame)
 

@@ -27,9 +27,11 @@ _LONG_DELTA, _LONG_LIST = 15, 15
 
 # parquet.thrift: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
 _NUM_ROWS, _ROW_GROUPS = 3, 4
-_COLUMNS, _GROUP_OFFSET, _ORDINAL = 1, 5, 7
+_COLUMNS, _BYTES, _GROUP_ROWS, _GROUP_OFFSET, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7
 _METADATA, _CHUNK_OFFSETS = 3, (2, 4, 6)
 _PAGE_OFFSETS = (9, 10, 11, 14)
+_DATA_PAGE, _DICTIONARY_PAGE = 9, 11
+_CHUNK_BYTES, _CHUNK_COMPRESSED = 6, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,32 @@ def footer_of(file: bytes | memoryview) -> Footer:
     return Footer(_Reader(bytes(file[end:-8])).struct(), end)
 
 
-def moved(group: Struct, by: int, ordinal: int) -> Struct:
-    """A row group whose bytes stand `by` bytes further, as the file's row group `ordinal`."""
-    found = _shifted(group, (_GROUP_OFFSET,), by)
-    if _ORDINAL in found:
-        found[_ORDINAL] = (_I16, ordinal)
-    kind, (item, chunks) = found[_COLUMNS]
-    found[_COLUMNS] = (kind, (item, [_moved_chunk(chunk, by) for chunk in chunks]))
+def chunks_of(group: Struct) -> list[Struct]:
+    """The columns of a row group: what Parquet calls column chunks."""
+    return list(group[_COLUMNS][1][1])
+
+
+def moved_chunk(chunk: Struct, by: int) -> Struct:
+    """A column chunk whose bytes stand `by` bytes further."""
+    found = _shifted(chunk, _CHUNK_OFFSETS, by)
+    kind, metadata = found[_METADATA]
+    found[_METADATA] = (kind, _shifted(metadata, _PAGE_OFFSETS, by))
     return found
+
+
+def row_group(chunks: Sequence[Struct], rows: int, ordinal: int) -> Struct:
+    """The file's row group `ordinal`, of these columns."""
+    each = [chunk[_METADATA][1] for chunk in chunks]
+    # The first page of a column is its dictionary, where it has one.
+    first = min(min(m[p][1] for p in (_DATA_PAGE, _DICTIONARY_PAGE) if p in m) for m in each)
+    return {
+        _COLUMNS: (_LIST, (_STRUCT, list(chunks))),
+        _BYTES: (_I64, sum(metadata[_CHUNK_BYTES][1] for metadata in each)),
+        _GROUP_ROWS: (_I64, rows),
+        _GROUP_OFFSET: (_I64, first),
+        _COMPRESSED: (_I64, sum(metadata[_CHUNK_COMPRESSED][1] for metadata in each)),
+        _ORDINAL: (_I16, ordinal),
+    }
 
 
 def joined_footer(first: Footer, groups: Sequence[Struct], rows: int) -> bytes:
@@ -77,13 +97,6 @@ def joined_footer(first: Footer, groups: Sequence[Struct], rows: int) -> bytes:
     out = bytearray()
     _write_struct(out, document)
     return bytes(out) + struct.pack("<I", len(out)) + MAGIC
-
-
-def _moved_chunk(chunk: Struct, by: int) -> Struct:
-    found = _shifted(chunk, _CHUNK_OFFSETS, by)
-    kind, metadata = found[_METADATA]
-    found[_METADATA] = (kind, _shifted(metadata, _PAGE_OFFSETS, by))
-    return found
 
 
 def _shifted(fields: Struct, places: Sequence[int], by: int) -> Struct:

@@ -69,7 +69,7 @@ def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:
 
 def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
     path = tmp_path / "all.parquet"
-    file = RowGroups(path)
+    file = RowGroups(path, 3)
     parts = [
         pl.DataFrame(
             {
@@ -99,10 +99,11 @@ def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
         ),
         min_size=1,
         max_size=5,
-    )
+    ),
+    st.integers(1, 40),
 )
 @settings(max_examples=30, deadline=None)
-def test_row_groups_of_any_size(parts: list[tuple[list[str | None], int]]) -> None:
+def test_row_groups_of_any_size(parts: list[tuple[list[str | None], int]], rows: int) -> None:
     frames = [
         pl.DataFrame(
             {"text": texts, "number": [number] * len(texts)},
@@ -112,7 +113,7 @@ def test_row_groups_of_any_size(parts: list[tuple[list[str | None], int]]) -> No
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "any.parquet"
-        file = RowGroups(path)
+        file = RowGroups(path, rows)
         for frame in frames:
             file.append(frame)
         file.close()
