@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import click
 
-from logscope.options import display_options, open_sources, write_json
-from logscope.remarks import remark
-from logscope.times import ZoneType
+from logscope.options import (
+    Display,
+    clock_options,
+    display_options,
+    json_option,
+    no_replay_option,
+    open_sources,
+    seed_option,
+    tell_and_check,
+    write_document,
+)
 
 __all__ = ["command"]
 
@@ -14,24 +22,10 @@ __all__ = ["command"]
 @click.command("compare")
 @click.argument("before")
 @click.argument("after")
-@click.option("--json", "json_target", metavar="FILE|-", help="Write the machine-readable result.")
-@click.option(
-    "--no-replay", is_flag=True, help="Look at the logs alone: no latencies, no prediction."
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Same input and seed, same output."
-)
-@click.option(
-    "--timezone",
-    type=ZoneType(),
-    metavar="ZONE",
-    help="Zone of an envelope's clock that has none.",
-)
-@click.option(
-    "--year",
-    type=click.IntRange(1970, 9999),
-    help="Year of the first record (vLLM prints none).",
-)
+@json_option()
+@no_replay_option("Look at the logs alone: no latencies, no prediction.")
+@seed_option
+@clock_options
 @display_options
 @click.pass_context
 def command(
@@ -43,9 +37,7 @@ def command(
     seed: int,
     timezone: str | None,
     year: int | None,
-    quiet: bool,
-    verbose: bool,
-    color: str,
+    display: Display,
 ) -> None:
     """Compare two logs: what changed in settings, load, latencies and preemptions, and whether the replay foretold it.
 
@@ -58,21 +50,17 @@ def command(
     """
     from logscope.analysis import analyze
     from logscope.comparison import compare
-    from logscope.events_json import to_json
     from logscope.log_frames import read_log
-    from logscope.reading import check_something_read, partly_read, problems
+    from logscope.reading import partly_read
     from logscope.terminal.progress import progress_bar
     from logscope.times import Span
 
     sides = []
     for name in (before, after):
         data = read_log(open_sources((name,), timezone=timezone), Span(), year=year)
-        if not quiet:
-            for problem in problems(data.coverage):
-                remark(problem)
-        check_something_read(data.coverage)
+        tell_and_check(data.coverage, display)
         sides.append(data)
-    with progress_bar(quiet=quiet, color=color) as progress:
+    with progress_bar(quiet=display.quiet, color=display.color) as progress:
         found = [
             analyze(
                 data,
@@ -85,10 +73,10 @@ def command(
         ]
     document = compare(found[0], found[1])
     if json_target is not None:
-        write_json(to_json(document, indent=None if json_target == "-" else 1), json_target)
+        write_document(document, json_target)
     if json_target != "-":
         from logscope.terminal.before_after import print_comparison
 
-        print_comparison(document, color=color)
+        print_comparison(document, color=display.color)
     if any(partly_read(data.coverage) for data in sides):
         ctx.exit(4)

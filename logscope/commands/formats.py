@@ -7,7 +7,7 @@ import shutil
 
 import click
 
-from logscope.options import write_json
+from logscope.options import json_option, write_json
 from parsers.families import FAMILIES, FORMATS, Format
 
 __all__ = ["command", "format_object"]
@@ -28,13 +28,8 @@ def format_object(format_: Format) -> dict[str, str]:
 
 @click.command("formats")
 @click.option("--family", type=click.Choice(FAMILIES), help="Only the formats of one family.")
-@click.option(
-    "--json",
-    "json_to",
-    metavar="FILE",
-    help="Write them as JSON to FILE, or to standard output for -.",
-)
-def command(family: str | None, json_to: str | None) -> None:
+@json_option("Write them as JSON.")
+def command(family: str | None, json_target: str | None) -> None:
     """List the log formats that are known: family, variant, engine, versions, an example.
 
     \b
@@ -42,10 +37,10 @@ def command(family: str | None, json_to: str | None) -> None:
       logscope formats --family preemption
     """
     known = [format_ for format_ in FORMATS if family in (None, format_.family)]
-    if json_to is not None:
+    if json_target is not None:
         write_json(
             json.dumps([format_object(format_) for format_ in known], ensure_ascii=False, indent=1),
-            json_to,
+            json_target,
         )
         return
     width = shutil.get_terminal_size((120, 24)).columns

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from logscope.options import (
+    Display,
+    Reading,
     display_options,
     open_sources,
     reading_options,
@@ -19,8 +21,6 @@ from logscope.options import (
     state_option,
     unit_option,
 )
-from logscope.remarks import remark
-from logscope.times import Moment, Span
 from parsers.events import Coverage, Event
 
 if TYPE_CHECKING:
@@ -67,13 +67,8 @@ def command(
     include_prompts: bool,
     state: Path | None,
     units: tuple[str, ...],
-    since: Moment | None,
-    until: Moment | None,
-    timezone: str | None,
-    year: int | None,
-    quiet: bool,
-    verbose: bool,
-    color: str,
+    reading: Reading,
+    display: Display,
 ) -> None:
     """Give the events of vLLM logs as JSON lines, CSV or Parquet.
 
@@ -88,8 +83,8 @@ def command(
     from parsers.reader import Keep
 
     coverage = Coverage()
-    span = Span(since, until, timezone)
-    opened = open_sources(sources, timezone=timezone, units=units, span=span, from_start=False)
+    span, year = reading.span, reading.year
+    opened = open_sources(sources, timezone=span.zone, units=units, span=span, from_start=False)
     keep = Keep(keep_other, include_prompts)
     events: Iterable[Event] | None
     if output is not None and state is None and span.is_open:
@@ -110,12 +105,11 @@ def command(
         _write_csv(events)
     else:
         _write_jsonl(events)
-    if not quiet:
-        for problem in problems(coverage):
-            remark(problem)
+    for problem in problems(coverage):
+        display.note(problem)
     if state is None or coverage.skipped_sources:
         check_something_read(coverage)
-    if verbose:
+    if display.verbose:
         click.echo(
             f"{coverage.lines} lines, {coverage.events} events, {coverage.other_records} other records, {coverage.foreign_lines} foreign lines",
             err=True,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from logscope.errors import LogscopeError
-from logscope.options import display_options
+from logscope.options import (
+    Display,
+    display_options,
+    given_settings,
+    json_option,
+    settings_option,
+    trace_option,
+    write_json,
+)
 from logscope.remarks import remark
 
 if TYPE_CHECKING:
@@ -29,29 +37,18 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     metavar="FILE",
     help="Engine and clock as JSON; replaces what a workload file says itself.",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting of the scheduler, or arrival_scale=2 for twice the load.",
-)
+@settings_option("Change a setting of the scheduler, or arrival_scale=2 for twice the load.")
 @click.option(
     "--steps-dir",
     type=_FOLDER,
     metavar="DIR",
     help="Write each step's decisions to DIR/<folder>__<name>.jsonl.",
 )
-@click.option("--json", "json_target", metavar="FILE|-", help="Write the results as JSON.")
+@json_option("Write the results as JSON.")
 @click.option(
     "--frames", type=_FOLDER, metavar="DIR", help="Write steps.parquet and requests.parquet."
 )
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a trace for Perfetto or chrome://tracing (one workload).",
-)
+@trace_option("Write a trace for Perfetto or chrome://tracing (one workload).")
 @display_options
 @click.pass_context
 def command(
@@ -63,9 +60,7 @@ def command(
     json_target: str | None,
     frames: Path | None,
     trace: Path | None,
-    quiet: bool,
-    verbose: bool,
-    color: str,
+    display: Display,
 ) -> None:
     """Replay workloads in the reference engine: vLLM's scheduler, step by step, on a virtual clock.
 
@@ -76,16 +71,12 @@ def command(
     Example:
       logscope replay requests.jsonl --config engine.json --trace replay.json
     """
-    from logscope.configuration import SettingError, parse_settings
     from logscope.workload_replay import changed_job, open_job, read_config, run_job
     from reference_engine.errors import EngineError
 
     if trace is not None and len(workloads) > 1:
         raise LogscopeError("--trace shows one workload: name a single file")
-    try:
-        changes = parse_settings(settings, scenario=True)
-    except SettingError as error:
-        raise click.UsageError(str(error)) from None
+    changes = given_settings(settings, scenario=True)
     given = read_config(config_file) if config_file is not None else None
     results = []
     failed = False
@@ -98,9 +89,8 @@ def command(
             continue
         results.append(result)
         failed = failed or result.error is not None
-        if not quiet:
-            _tell(path, result)
-    _write(results, json_target, frames, color)
+        _tell(path, result, display)
+    _write(results, json_target, frames, display.color)
     if failed:
         ctx.exit(4 if results else 3)
 
@@ -110,11 +100,11 @@ def _named(path: Path, error: Exception) -> str:
     return text if text.startswith(str(path)) else f"{path}: {text}"
 
 
-def _tell(path: Path, result: JobResult) -> None:
+def _tell(path: Path, result: JobResult, display: Display) -> None:
     for note in result.job.notes:
-        remark(f"{path}: {note}")
+        display.note(f"{path}: {note}")
     if result.error is not None:
-        remark(f"{path}: the replay ends early: {result.error}")
+        display.note(f"{path}: the replay ends early: {result.error}")
 
 
 def _write(
@@ -125,8 +115,6 @@ def _write(
     if frames is not None and results:
         write_frames(frames, results)
     if json_target is not None:
-        from logscope.options import write_json
-
         write_json(results_json(results), json_target)
     if json_target != "-":
         print_results(results, color)

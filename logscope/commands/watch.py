@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from logscope.options import display_options
-from logscope.times import ZoneType
+from logscope.options import Display, clock_options, display_options, json_option
 
 if TYPE_CHECKING:
     from logscope.watching.monitor import Monitor
@@ -28,23 +27,13 @@ class _Stopped(BaseException):
 @click.command("watch")
 @click.argument("source", required=False, metavar="[SOURCE]")
 @click.option("--unit", metavar="NAME", help="Follow a systemd unit's journal (runs journalctl).")
-@click.option(
-    "--json", "json_target", metavar="FILE|-", help="Write one JSON object a line, as it happens."
-)
+@json_option("Write one JSON object a line, as it happens.")
 @click.option(
     "--new",
     is_flag=True,
     help="Tell only what happens from now on; what is there is read all the same.",
 )
-@click.option(
-    "--timezone",
-    type=ZoneType(),
-    metavar="ZONE",
-    help="Zone of an envelope's clock that has none.",
-)
-@click.option(
-    "--year", type=click.IntRange(1970, 9999), help="Year of the first record (vLLM prints none)."
-)
+@clock_options
 @display_options
 def command(
     source: str | None,
@@ -53,9 +42,7 @@ def command(
     new: bool,
     timezone: str | None,
     year: int | None,
-    quiet: bool,
-    verbose: bool,
-    color: str,
+    display: Display,
 ) -> None:
     """Follow a vLLM server's log and say when its KV cache runs short, and when that is over.
 
@@ -85,7 +72,7 @@ def command(
         chunks = stack.enter_context(
             open_unit(unit) if unit is not None else open_source(name, time.sleep)
         )
-        screen = _screen(monitor, name, json_target, color, verbose)
+        screen = _screen(monitor, name, json_target, display)
         stack.enter_context(screen)
         teller = Teller(monitor, screen, _out(stack, json_target), told=not new)
         stack.enter_context(_sigterm())
@@ -120,7 +107,7 @@ def _out(stack: ExitStack, target: str | None) -> TextIO | None:
     return sys.stdout if target == "-" else stack.enter_context(open(target, "w", encoding="utf-8"))  # noqa: PTH123
 
 
-def _screen(monitor: Monitor, name: str, target: str | None, color: str, verbose: bool) -> Screen:
+def _screen(monitor: Monitor, name: str, target: str | None, display: Display) -> Screen:
     from logscope.terminal.watch_view import AlertLines, LiveView
 
     if target == "-":
@@ -128,5 +115,5 @@ def _screen(monitor: Monitor, name: str, target: str | None, color: str, verbose
     if sys.stdout.isatty():
         from logscope.terminal.answer import make_console
 
-        return LiveView(monitor, name, make_console(color))
-    return AlertLines(sys.stdout, states=verbose)
+        return LiveView(monitor, name, make_console(display.color))
+    return AlertLines(sys.stdout, states=display.verbose)

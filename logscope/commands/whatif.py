@@ -6,15 +6,20 @@ import click
 
 from logscope.errors import LogscopeError
 from logscope.options import (
+    Display,
+    Reading,
     display_options,
+    given_settings,
+    json_option,
     open_sources,
     reading_options,
+    seed_option,
+    settings_option,
     source_argument,
+    tell_and_check,
     unit_option,
-    write_json,
+    write_document,
 )
-from logscope.remarks import remark
-from logscope.times import Moment, Span
 
 __all__ = ["command"]
 
@@ -27,13 +32,9 @@ class CannotReplayError(LogscopeError):
 
 @click.command("whatif")
 @source_argument
-@click.option(
-    "--set", "settings", multiple=True, required=True, metavar="KEY=VALUE", help="The change."
-)
-@click.option("--json", "json_target", metavar="FILE|-", help="Write the machine-readable result.")
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Same input and seed, same output."
-)
+@settings_option("The change.", required=True)
+@json_option()
+@seed_option
 @unit_option
 @reading_options
 @display_options
@@ -43,13 +44,8 @@ def command(
     json_target: str | None,
     seed: int,
     units: tuple[str, ...],
-    since: Moment | None,
-    until: Moment | None,
-    timezone: str | None,
-    year: int | None,
-    quiet: bool,
-    verbose: bool,
-    color: str,
+    reading: Reading,
+    display: Display,
 ) -> None:
     """Replay a log's workload under a changed configuration and show both sides.
 
@@ -59,28 +55,19 @@ def command(
     Example:
       logscope whatif server.log --set max_num_seqs=12
     """
-    from logscope.configuration import SettingError, parse_settings
-    from logscope.events_json import to_json
+    from logscope.analysis import analyze
+    from logscope.configuration import SettingError
     from logscope.log_frames import read_log
-    from logscope.reading import check_something_read, problems
     from logscope.scenario import scenario_of
     from logscope.terminal.progress import progress_bar
     from logscope.whatif_json import whatif_document
 
-    try:
-        changes = parse_settings(settings, scenario=True)
-    except SettingError as error:
-        raise click.UsageError(str(error)) from None
-    span = Span(since, until, timezone)
-    opened = open_sources(sources, timezone=timezone, units=units, span=span)
-    data = read_log(opened, span, year=year)
-    if not quiet:
-        for problem in problems(data.coverage):
-            remark(problem)
-    check_something_read(data.coverage)
-    from logscope.analysis import analyze
-
-    with progress_bar(quiet=quiet, color=color) as progress:
+    changes = given_settings(settings, scenario=True)
+    span = reading.span
+    opened = open_sources(sources, timezone=span.zone, units=units, span=span)
+    data = read_log(opened, span, year=reading.year)
+    tell_and_check(data.coverage, display)
+    with progress_bar(quiet=display.quiet, color=display.color) as progress:
         found = analyze(data, seed=seed, progress=progress, with_advice=False)
     worst = found.worst_result
     if worst is not None and worst.declined:
@@ -103,8 +90,8 @@ def command(
         scenario.notes,
     )
     if json_target is not None:
-        write_json(to_json(document), json_target)
+        write_document(document, json_target)
     if json_target != "-":
         from logscope.terminal.both_sides import print_both_sides
 
-        print_both_sides(document, color=color)
+        print_both_sides(document, color=display.color)
