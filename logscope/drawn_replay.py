@@ -1,7 +1,6 @@
 """A sampled workload, replayed once more to be drawn: each request's lane around a spike, and latencies under an advice.
 
-`DrawnReplay` is made by `of_sample` (a workload with the speeds of its windows) or `of_requests` (plain requests);
-`report_frames` gives all frames that the report draws.
+`of_sample` makes a `DrawnReplay` of a workload; `report_frames` gives all frames that the report draws.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ from reference_engine.config import EngineConfig
 from reference_engine.frames import requests_frame
 from reference_engine.phases import Phase
 from reference_engine.recording import RecordedReplay
-from reference_engine.results import replay
-from reference_engine.step_time import LinearStepTime
-from reference_engine.workload import Request
 
-__all__ = ["DrawnReplay", "of_requests", "of_sample", "report_frames", "since_idle"]
+__all__ = ["DrawnReplay", "of_sample", "report_frames", "since_idle"]
 
 MAX_TOKENS = 200_000  # a recorded replay walks about 100,000 tokens a second
 MAX_ADVICE = 3
@@ -58,24 +54,6 @@ def of_sample(workload: Workload, config: EngineConfig) -> DrawnReplay:
             factors=scenario.scale,
         )
         return requests_frame(done.records)
-
-    return DrawnReplay(lanes, latencies)
-
-
-def of_requests(
-    requests: Sequence[Request], config: EngineConfig, step_time: LinearStepTime
-) -> DrawnReplay:
-    """From requests that iteration lines made known, and their step time."""
-
-    def lanes(ids: frozenset[str]) -> Sequence[Phase]:
-        engine = RecordedReplay(config, step_time)
-        engine.run([r for r in requests if str(r.id) in ids])
-        engine.finish()
-        return engine.phases.phases
-
-    def latencies(scenario: Scenario) -> pl.DataFrame:
-        part = list(requests)[:: scenario.replicas]
-        return replay(scenario.config, part, scenario.scale.apply(step_time)).requests()
 
     return DrawnReplay(lanes, latencies)
 

@@ -1,11 +1,10 @@
 """The golden trace format: a first line with configuration and requests, then one line a step.
 
-`read_header` turns the first line into what the engine takes, `step_record` turns a turn of the loop into a line.
+`config_of` and `request_of` read what the first line holds, `step_record` turns a turn of the loop into a line.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from .errors import WorkloadError
 from .steps import Iteration
 from .workload import Request
 
-__all__ = ["config_of", "read_header", "request_of", "step_record"]
+__all__ = ["config_of", "request_of", "step_record"]
 
 _CONFIG_NAMES = {"async": "async_scheduling"}
 
@@ -61,23 +60,6 @@ def request_of(record: Mapping[str, Any]) -> Request:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WorkloadError(f"a request of the trace cannot be read: {error!r}") from error
-
-
-def read_header(line: str) -> tuple[EngineConfig, list[Request]]:
-    """The first line of a trace file.
-
-    Raises:
-        WorkloadError: it is not a JSON object with `config` and `requests`.
-    """
-    try:
-        header = json.loads(line)
-        records, config = list(header["requests"]), header["config"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise WorkloadError(f"the first line is no trace header: {error!r}") from error
-    return (
-        config_of(config, header.get("engine", "vllm-v1"), header.get("version", "0.33.0")),
-        [request_of(record) for record in records],
-    )
 
 
 def step_record(iteration: Iteration) -> dict[str, Any]:

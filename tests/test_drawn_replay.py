@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from logscope import drawn_replay
-from logscope.drawn_replay import of_requests, of_sample, since_idle
+from logscope.drawn_replay import DrawnReplay, of_sample, since_idle
 from logscope.inference.step_times import StepCost
 from logscope.inference.workloads import Workload
 from logscope.scenario import Scenario
@@ -23,6 +23,11 @@ LOAD = tuple(
     for burst in range(3)
     for i in range(10)
 )
+
+
+def drawn() -> DrawnReplay:
+    cost = StepCost(STEP.base_s, STEP.per_prefill_token_s, STEP.per_decode_s, STEP.per_kv_token_s)
+    return of_sample(Workload(LOAD, cost), CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def test_of_too_many_the_latest_are_kept(
 
 def test_the_part_goes_as_the_whole_went(whole: pl.DataFrame) -> None:
     chosen = since_idle(whole, 61, 70)
-    phases = of_requests(LOAD, CONFIG, STEP).lanes(chosen)
+    phases = drawn().lanes(chosen)
     rows = {row["request_id"]: row for row in whole.iter_rows(named=True)}
     assert {str(p.request_id) for p in phases} == chosen
     for request in chosen:
@@ -62,18 +67,10 @@ def test_the_part_goes_as_the_whole_went(whole: pl.DataFrame) -> None:
     assert any(p.name == "recompute" for p in phases)
 
 
-def test_a_sampled_workload_is_drawn_like_plain_requests(whole: pl.DataFrame) -> None:
-    cost = StepCost(STEP.base_s, STEP.per_prefill_token_s, STEP.per_decode_s, STEP.per_kv_token_s)
-    drawn = of_sample(Workload(LOAD, cost), CONFIG)
-    plain = of_requests(LOAD, CONFIG, STEP)
-    ids = since_idle(whole, 61, 70)
-    assert len(drawn.lanes(ids)) == len(plain.lanes(ids))
-
-
 @pytest.mark.parametrize("seats", [2, 8])
 def test_latencies_under_a_scenario_are_those_of_its_replay(seats: int) -> None:
     config = EngineConfig(
         num_blocks=60, block_size=16, max_num_seqs=seats, enable_prefix_caching=False
     )
-    found = of_requests(LOAD, CONFIG, STEP).latencies(Scenario(config, {"max_num_seqs": seats}))
+    found = drawn().latencies(Scenario(config, {"max_num_seqs": seats}))
     assert found["e2e_s"].to_list() == replay(config, LOAD, STEP).requests()["e2e_s"].to_list()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from reference_engine.config import EngineConfig
 from reference_engine.engines import make_scheduler
 from reference_engine.errors import (
     EngineError,
@@ -18,9 +20,11 @@ from reference_engine.errors import (
     SchedulerFailedError,
     WorkloadError,
 )
-from reference_engine.golden import config_of, read_header, step_record
+from reference_engine.golden import config_of, step_record
 from reference_engine.loop import GUARD_STEPS, drive
 from reference_engine.replay import PlainReplay
+from reference_engine.traces.golden_header import read_golden
+from reference_engine.workload import Request
 from tests.engine.workloads import LINEAR
 
 FOLDER = Path(os.environ.get("LOGSCOPE_GOLDEN") or Path(__file__).parent.parent / "data" / "golden")
@@ -61,6 +65,12 @@ def _normal(record: dict[str, Any]) -> dict[str, Any]:
     full["n"] = list((record.get("n") or {}).items())
     full["hit"] = sorted((record.get("hit") or {}).items())
     return full
+
+
+def read_header(line: str) -> tuple[EngineConfig, tuple[Request, ...]]:
+    workload = read_golden("trace", io.StringIO(line))
+    assert workload.setup is not None
+    return workload.setup.config, workload.requests
 
 
 def _decided(header: str) -> tuple[dict[int, dict[str, Any]], EngineError | None]:
@@ -156,10 +166,10 @@ def test_a_run_that_cannot_progress_is_ended_and_names_the_request(
 
 @pytest.mark.parametrize(
     "line",
-    ["", "{", "[]", "{}", '{"config": 3, "requests": []}', '{"config": {}, "requests": []}',
+    ['{"config": 3, "requests": []}', '{"config": {}, "requests": []}',
      '{"config": {"num_blocks": 9}, "requests": [{"id": 1}]}',
      '{"config": {"num_blocks": 9}, "requests": [{"id": 1, "max_tokens": 1, "prompt": [["a"]]}]}'],
 )  # fmt: skip
 def test_a_header_that_cannot_be_read_is_one_sentence(line: str) -> None:
-    with pytest.raises(WorkloadError):
+    with pytest.raises(WorkloadError, match=r"\Atrace: [^\n]+\Z"):
         read_header(line)
