@@ -29,6 +29,8 @@ class FrameFiles(FrameBuilder):
     The files stand under hidden names beside their place until `finish`.
     """
 
+    takes_categories = True  # a file's dictionary then need not be looked for in each row
+
     def __init__(self, folder: Path) -> None:
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,15 +67,16 @@ class FrameFiles(FrameBuilder):
             raise _UnfinishedError
 
     def _put_away(self, family: str) -> None:
-        frame = self.taken(family)
-        if not len(frame):
+        parts = [part for part in self.taken_parts(family) if len(part)]
+        if not parts:
             return
         file = self._files.get(family)
         if file is None:
             place = self._places.enter_context(whole_file(self._place(family)))
             file = self._files[family] = RowGroups(place, ROWS)
         with self._named(family):
-            file.append(frame)
+            for part in parts:
+                file.append(part)
 
     def _place(self, family: str) -> Path:
         return self._folder / f"{family}.parquet"

@@ -22,6 +22,7 @@ from logscope.parquet_footer import (
     moved_chunk,
     row_group,
 )
+from logscope.stacking import stacked, with_texts
 
 __all__ = ["RowGroups"]
 
@@ -39,7 +40,8 @@ class _Pages(NamedTuple):
 class RowGroups:
     """Frames of one schema, appended to a file at `path`, which is a Parquet file once `close` was called.
 
-    A row group has `rows` rows, the last one fewer. All methods raise OSError where the file cannot be written.
+    A row group has `rows` rows, the last one fewer. A frame may have an `Enum` for a text column, which makes the same pages sooner.
+    All methods raise OSError where the file cannot be written.
     """
 
     def __init__(self, path: Path, rows: int = 50_000) -> None:
@@ -60,7 +62,7 @@ class RowGroups:
         self._waiting += len(frame)
         if self._waiting < self._rows:
             return
-        whole = pl.concat(self._held)
+        whole = stacked(self._held)
         full = len(whole) - len(whole) % self._rows
         for at in range(0, full, self._rows):
             self._write(whole.slice(at, self._rows))
@@ -69,7 +71,7 @@ class RowGroups:
     def close(self) -> None:
         """End the file; one that no frame was appended to is left empty of a footer, and is no Parquet file."""
         if self._held:
-            self._write(pl.concat(self._held))
+            self._write(stacked(self._held))
         if self._empty is not None:
             self._file.write(joined_footer(self._empty, self._groups, self._written))
         self._file.close()
@@ -81,7 +83,7 @@ class RowGroups:
     def _write(self, frame: pl.DataFrame) -> None:
         """Write a row group."""
         if self._empty is None:
-            self._empty = _footer(frame.clear())
+            self._empty = _footer(with_texts(frame.clear()))
         if not len(frame):
             return
         chunks: dict[str, Struct] = {}
@@ -118,7 +120,8 @@ class RowGroups:
 def _is_constant(column: pl.Series) -> bool:
     if column.null_count() or column.dtype.is_nested() or column.dtype.is_float():
         return column.null_count() == len(column)  # 0.0 and -0.0 are equal, and two values
-    return bool((column == column[0]).all())
+    values = column.to_physical()
+    return bool((values == values[0]).all())
 
 
 def _pages(frame: pl.DataFrame) -> _Pages:

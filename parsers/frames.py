@@ -47,6 +47,9 @@ CHUNK = 10_000
 class FrameBuilder:
     """Collects events and builds each family's frame; memory goes with the events kept, not with the log."""
 
+    takes_categories = False
+    """Whether texts of the frames that come may be an `Enum`'s, where few of them come again and again."""
+
     def __init__(self) -> None:
         self._rows: dict[str, list[dict[str, Any]]] = {}
         self._done: dict[str, list[pl.DataFrame]] = {}
@@ -99,7 +102,7 @@ class FrameBuilder:
         if rows := self._rows.pop(family, None):
             done.append(_frame(family, rows))
             if rows[-1]["order"] > frame["order"][0]:
-                frame = pl.concat((done.pop(), frame)).sort("order")
+                frame = pl.concat((done.pop(), _plain(frame))).sort("order")
         done.append(frame)
 
     def families(self) -> list[str]:
@@ -110,11 +113,16 @@ class FrameBuilder:
         """How many events of a family are kept here."""
         return sum(map(len, self._done.get(family, ()))) + len(self._rows.get(family, ()))
 
-    def taken(self, family: str) -> pl.DataFrame:
-        """The events of a family, which are then no longer kept."""
+    def taken_parts(self, family: str) -> list[pl.DataFrame]:
+        """The events of a family in successive frames; they are then no longer kept."""
         parts = self._done.pop(family, [])
         if rows := self._rows.pop(family, None):
             parts.append(_frame(family, rows))
+        return parts
+
+    def taken(self, family: str) -> pl.DataFrame:
+        """The events of a family, which are then no longer kept."""
+        parts = self.taken_parts(family)
         return pl.concat(parts) if len(parts) != 1 else parts[0]
 
     def frames(self) -> dict[str, pl.DataFrame]:
@@ -192,6 +200,12 @@ def _frame(family: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
         for name, dtype in COMMON.items()
     ]
     return pl.DataFrame(common).hstack(fields_frame(family, [row["fields"] for row in rows]))
+
+
+def _plain(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with texts for categories."""
+    coded = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Enum)]
+    return frame.with_columns(pl.col(coded).cast(pl.String())) if coded else frame
 
 
 def _fit(value: Any, dtype: pl.DataType) -> tuple[Any, bool]:

@@ -112,12 +112,14 @@ class Block:
         if not width:
             return np.ones(count, np.bool_), pl.Series([""] * count, dtype=pl.String())
         found = self.fetched(places, width)
-        good = allowed.holds(found)
+        good: Mask = allowed.holds(found)
         varied = int(sizes.min()) != width
         if varied:
-            beyond = np.arange(width, dtype=np.uint16) >= sizes.astype(np.uint16)[:, None]
-            np.logical_or(good, beyond, out=good)
-        fit: Mask = np.ones(count, np.bool_) if good.all() else good.all(axis=1)
+            inside = np.arange(width, dtype=np.uint16) < sizes.astype(np.uint16)[:, None]
+            good[~inside] = True
+        fit = np.ones(count, np.bool_)
+        if not good.all():
+            fit &= good.all(axis=1)
         if not fit.all():
             found[~fit] = ord(" ")
         texts = _texts(found.reshape(-1), width)

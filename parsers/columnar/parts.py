@@ -1,20 +1,36 @@
-"""A family's table put together out of parts: what all rows share is kept as one value as long as possible."""
+"""A family's table put together out of parts: what all rows share is kept as one value as long as possible.
+
+A text that comes again and again is kept as its number in a list of texts (`Coded`), so that it is made once, and neither copied
+nor compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from parsers.columnar.block import Rows
+from parsers.columnar.block import Mask, Rows
 
-__all__ = ["Column", "Part", "Value", "joined", "repeated"]
+__all__ = ["Coded", "Column", "Part", "Value", "joined", "series"]
+
+_MOST_TEXTS = 4096
+
+
+class Coded(NamedTuple):
+    """A column of few texts: a row has the text that its code is the place of."""
+
+    texts: Sequence[str | None]
+    codes: NDArray[np.uint32]
+
 
 Value = str | int | float | bool | None
-Column = Value | pl.Series
+Column = Value | Coded | pl.Series
 """One value for all rows, or one for each."""
 
 
@@ -25,63 +41,71 @@ class Part:
     rows: Rows
     columns: dict[str, Column]
 
-    def kept(self, good: np.ndarray) -> Part:
+    def kept(self, good: Mask) -> Part:
         """The messages at which `good` holds."""
         if good.all():
             return self
-        mask = pl.Series(good)
-        columns = {
-            name: column.filter(mask) if isinstance(column, pl.Series) else column
-            for name, column in self.columns.items()
-        }
+        columns = {name: _filtered(column, good) for name, column in self.columns.items()}
         return Part(self.rows[good], columns)
 
 
 def joined(parts: Sequence[Part], schema: dict[str, pl.DataType]) -> Part:
-    """The messages of all parts in the order of the block, their columns in the types of `schema`."""
+    """The messages of all parts in the order of the block."""
     if len(parts) == 1:
-        part = parts[0]
-        return Part(part.rows, {name: _typed(c, schema[name]) for name, c in part.columns.items()})
+        return parts[0]
     rows = np.concatenate([part.rows for part in parts])
     order = np.argsort(rows, kind="stable")
     sizes = [len(part.rows) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part.columns)
     columns: dict[str, Column] = {}
-    varied: list[pl.Series] = []  # by row
-    labels: list[pl.Series] = []  # by part
+    varied: list[pl.Series] = []  # with a value for each row: they are put in order together
     for name in names:
         each = [part.columns.get(name) for part in parts]
-        dtype = schema[name]
-        if any(isinstance(column, pl.Series) for column in each):
-            whole = [_whole(c, size, dtype) for c, size in zip(each, sizes, strict=True)]
-            varied.append(pl.concat(whole).alias(name))
-        elif all(column == each[0] for column in each):
+        if not any(isinstance(c, Coded | pl.Series) for c in each) and len({*each}) == 1:
             columns[name] = each[0]
+        elif schema[name] == pl.String() and not any(isinstance(c, pl.Series) for c in each):
+            columns[name] = _coded(each, sizes, order)
         else:
-            labels.append(pl.Series(name, each, dtype=dtype))
-    which = np.repeat(np.arange(len(parts), dtype=np.uint32), sizes)[order]
-    for table, places in ((varied, order.astype(np.uint32)), (labels, which)):
-        if table:
-            index = pl.Series(places)
-            columns |= pl.DataFrame(table).select(pl.all().gather(index)).to_dict()
+            whole = [series(c, size, schema[name]) for c, size in zip(each, sizes, strict=True)]
+            varied.append(pl.concat(whole).alias(name))
+    if varied:
+        places = pl.Series(order.astype(np.uint32))
+        columns |= pl.DataFrame(varied).select(pl.all().gather(places)).to_dict()
     return Part(rows[order], columns)
 
 
-def _typed(column: Column, dtype: pl.DataType) -> Column:
-    return column.cast(dtype) if isinstance(column, pl.Series) else column
-
-
-def _whole(column: Column, size: int, dtype: pl.DataType) -> pl.Series:
+def series(column: Column, size: int, dtype: pl.DataType, *, categories: bool = False) -> pl.Series:
+    """The column of `size` rows; with `categories` coded texts become an `Enum` of them."""
     if isinstance(column, pl.Series):
         whole: pl.Series = column.cast(dtype)
-        return whole
-    return repeated(column, size, dtype)
+    elif isinstance(column, Coded):
+        few = categories and len(column.texts) <= _MOST_TEXTS
+        texts = [text for text in column.texts if text is not None]
+        kind = pl.Enum(texts) if few else dtype
+        whole = pl.Series(column.texts, dtype=kind).gather(pl.Series(column.codes))
+    else:
+        whole = _single(column, dtype).new_from_index(0, size)
+    return whole
 
 
-def repeated(value: Value, size: int, dtype: pl.DataType) -> pl.Series:
-    """A column of one value."""
-    column: pl.Series = _single(value, dtype).new_from_index(0, size)
-    return column
+def _coded(each: Iterable[Column], sizes: Iterable[int], order: Rows) -> Coded:
+    """Coded texts and single ones, put one after another and then in order."""
+    places: dict[str | None, int] = {}
+    codes = []
+    for column, size in zip(each, sizes, strict=True):
+        if isinstance(column, Coded):
+            own = [places.setdefault(text, len(places)) for text in column.texts]
+            codes.append(np.array(own, np.uint32)[column.codes])
+        else:
+            assert column is None or isinstance(column, str)
+            codes.append(np.full(size, places.setdefault(column, len(places)), np.uint32))
+    return Coded(list(places), np.concatenate(codes)[order])
+
+
+def _filtered(column: Column, good: Mask) -> Column:
+    if isinstance(column, Coded):
+        return Coded(column.texts, column.codes[good])
+    return column.filter(pl.Series(good)) if isinstance(column, pl.Series) else column
 
 
 @lru_cache(maxsize=1 << 10, typed=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from parsers.columnar.block import Block, Mask, is_available
 from parsers.columnar.messages import Memory, Said, messages_of
-from parsers.columnar.parts import Part, joined, repeated
+from parsers.columnar.parts import Part, joined, series
 from parsers.columnar.structure import Structure, mark_tails, structure_of
 from parsers.columnar.templates import alike_in
 from parsers.events import Coverage, Event
@@ -283,10 +283,9 @@ class _Stretch:
             "source": self.source.reader.name,
             "repeated": 1,
         }
+        categories = self.source.builder.takes_categories
         return pl.DataFrame(
-            column.alias(name)
-            if isinstance(column := columns.get(name), pl.Series)
-            else repeated(column, len(rows), dtype).alias(name)
+            series(columns.get(name), len(rows), dtype, categories=categories).alias(name)
             for name, dtype in schema.items()
         )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parsers import families
 from parsers.columnar.block import Alphabet, Block, Mask, Rows
-from parsers.columnar.parts import Column, Part
+from parsers.columnar.parts import Coded, Column, Part
 from parsers.columnar.prefixes import WORD_CHARS
 from parsers.columnar.shapes import Hole, Shape, shape_of
 from parsers.families.formats import Fields
@@ -133,7 +133,7 @@ def _columns(
         "".join(chain.from_iterable(zip_longest(parameters.pieces, map(str, row), fillvalue="")))
         for row in each[:, first].T.tolist()
     ]
-    return {**columns, "params": pl.Series(texts, dtype=pl.String()).gather(pl.Series(which))}
+    return {**columns, "params": Coded(texts, which.astype(np.uint32))}
 
 
 @lru_cache(maxsize=1 << 10)
