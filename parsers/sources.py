@@ -12,6 +12,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -100,6 +101,12 @@ class Source:
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, problem={self.problem!r})"
+
+    def elsewhere(self) -> Source:
+        """The same for a process that works in another folder, or on another machine that sees the same files."""
+        other = copy(self)
+        other.path = self.path.absolute() if self.path is not None else None
+        return other
 
     def _examine(self, path: Path) -> None:
         try:
@@ -216,7 +223,7 @@ class Source:
 
     def _pieces(self, *, bulk: bool) -> Iterator[TextBlock | list[Line]]:
         clock = Clock(self.timezone, self.modified_us)
-        pod = pod_of(str(self.path)) if self.path is not None else None
+        pod = pod_of(str(self.path.absolute())) if self.path is not None else None
         pieces = unwrapped(
             self.blocks(),
             self.loss,

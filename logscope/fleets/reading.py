@@ -66,7 +66,8 @@ def _read(
     task = partial(_read_group, span=Span() if span.needs_end else span, year=year)
     items = [[sources[i] for i in group] for group in groups]
     shared = [all(_can_be_sent(s) for s in item) for item in items]
-    far = executor.map(task, [item for item, sent in zip(items, shared, strict=True) if sent])
+    sent_items = (item for item, sent in zip(items, shared, strict=True) if sent)
+    far = executor.map(task, [[source.elsewhere() for source in item] for item in sent_items])
     return [
         _Part(tuple(group), next(far) if sent else task(item))
         for group, item, sent in zip(groups, items, shared, strict=True)
