@@ -20,6 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -79,10 +80,11 @@ def _by_chance(minutes: float, seed: int, names: Sequence[str]) -> int:
     tallies = {name: _Tally() for name in names}
     turns = [name for name in names for _ in range(TARGETS[name].share)]
     began, number = time.monotonic(), 0
-    while time.monotonic() - began < 60 * minutes:
-        number += 1
-        name = chance.choice(turns)
-        _one_case(name, tallies[name], TARGETS[name].make(chance), f"{seed}-{number:06d}")
+    with suppress(KeyboardInterrupt):
+        while time.monotonic() - began < 60 * minutes:
+            number += 1
+            name = chance.choice(turns)
+            _one_case(name, tallies[name], TARGETS[name].make(chance), f"{seed}-{number:06d}")
     found = sum(sum(t.failures.values()) for t in tallies.values())
     print(f"{number} cases in {(time.monotonic() - began) / 3600:.2f} hours, {found} failures")
     for name, tally in tallies.items():
@@ -179,6 +181,7 @@ def main() -> int:
     os.environ["LOGSCOPE_DEBUG"] = "1"
     warnings.simplefilter("error", RuntimeWarning)
     signal.signal(signal.SIGVTALRM, _too_slow)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it with the counts so far
     if given.again is not None:
         return _again(given.again)
     if given.coverage:
