@@ -94,9 +94,8 @@ def arrival_times(
     """
     count = len(ends)
     if len(stamps) and np.mean(stamps % 1.0 > 0.0) > 0.5:
-        filled = np.fmax.accumulate(
-            stamps
-        )  # a line whose date is none came when the one before it did
+        # a line whose date is none came when the one before it did
+        filled = np.fmax.accumulate(stamps)
         return np.where(np.isnan(filled), np.nanmin(stamps), filled)
     if count == 0:
         return np.where(np.isnan(stamps), 0.0, stamps)
@@ -104,11 +103,13 @@ def arrival_times(
     at_once = (admitted >= 0) & (admitted <= position)
     lower = np.where(position > 0, ends[np.clip(position - 1, 0, count - 1)], -np.inf)
     lower = np.where(at_once, lower, np.maximum(lower, starts[here]))
-    upper = np.where(at_once, starts[np.clip(admitted, 0, count - 1)], ends[here])
+    first_run = starts[np.clip(admitted, 0, count - 1)]
+    upper = np.where(at_once, first_run, ends[here])
     upper = np.where(position < count, upper, np.inf)
     known = ~np.isnan(stamps)
     lower = np.where(known, np.maximum(lower, stamps), lower)
     upper = np.where(known, np.minimum(upper, stamps + 1.0), upper)
+    upper = np.where(at_once & np.isinf(upper), first_run, upper)
     # the bounds may miss each other by what the ends are uncertain by; a step's start is the surer one
     lower = np.where(lower > upper, upper, lower)
     alone = at_once & (upper - lower > 0.05)

@@ -192,7 +192,15 @@ def _check_fleet(case: Case, folder: Path) -> None:
     lay_out(case, logs)
     expected = read_log(expand([str(logs)]), Span(), year=YEAR)
     assert_same(read_fleet(expand([str(logs)]), Span(), Serial(), year=YEAR), expected)
-    arguments: list[str | Path] = ["analyze", logs, "-v", "--json", folder / "answer.json"]
+    arguments: list[str | Path] = [
+        "analyze",
+        logs,
+        "-v",
+        "--jobs",
+        "1",
+        "--json",
+        folder / "answer.json",
+    ]
     arguments += ["--html", folder / "out", "--plotlyjs", "cdn"]
     result = run(*arguments, *([] if case.facts["whole"] else ["--no-replay"]))
     if result is None:
@@ -366,7 +374,8 @@ def _marked(chance: random.Random) -> Case:
 def _check_marked(case: Case, folder: Path) -> None:
     lay_out(case, folder)
     page = folder / "report.html"
-    arguments: list[str | Path] = ["analyze", folder / "log", "--html", page, "--plotlyjs", "cdn"]
+    arguments: list[str | Path] = ["analyze", folder / "log", "--jobs", "1", "--html", page]
+    arguments += ["--plotlyjs", "cdn"]
     result = run(*arguments, *([] if case.facts["replay"] else ["--no-replay"]))
     if result is not None:
         assert list(faults_of_page(page.read_text(encoding="utf-8"))) == []

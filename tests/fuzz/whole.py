@@ -30,7 +30,7 @@ def check_log(lines: Sequence[bytes], folder: Path, *, replay: bool) -> dict[str
     """
     log, answer, report = folder / "server.log", folder / "answer.json", folder / "report.html"
     log.write_bytes(b"\n".join(lines) + b"\n")
-    arguments = ["analyze", str(log), "-v", "--json", str(answer)]
+    arguments = ["analyze", str(log), "-v", "--jobs", "1", "--json", str(answer)]
     arguments += ["--html", str(report), "--plotlyjs", "cdn"]
     arguments += [] if replay else ["--no-replay"]
     try:
