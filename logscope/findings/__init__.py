@@ -7,6 +7,7 @@ from collections.abc import Callable
 from logscope.finding import Finding
 from logscope.findings.breakdown import engine_crash, engine_stall, runtime_oom
 from logscope.findings.context import Context, context_of
+from logscope.findings.leak import kv_leak
 from logscope.findings.pressure import kv_admission_wait, logged_preemption, seat_queue, two_limits
 from logscope.findings.start import failed_start
 from logscope.findings.visibility import config_risk, coverage, unsupported_features
@@ -21,6 +22,7 @@ FINDINGS: tuple[Callable[[Context], list[Finding]], ...] = (
     logged_preemption,
     kv_admission_wait,
     seat_queue,
+    kv_leak,
     config_risk,
     unsupported_features,
     two_limits,
