@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import polars as pl
 
 from logscope.configuration import Configuration
 
-__all__ = ["DECLINED", "unsupported_features", "widened"]
+__all__ = ["DECLINED", "SPECULATIVE", "uncounted_feature", "unsupported_features", "widened"]
 
 POOLING = "embeddings and other pooling"
 STATE_LAYERS = "several KV-cache groups (layers with a state instead of a KV cache)"
 WINDOW_LAYERS = "several KV-cache groups (sliding-window layers)"
 DIFFUSION = "decoding by diffusion"
+SPECULATIVE = "speculative decoding"
 
 DECLINED = (POOLING, STATE_LAYERS, DIFFUSION)
 """With one of these the cache or the steps are of another kind: a replay would answer for a machine that is not there."""
@@ -59,23 +60,55 @@ def unsupported_features(
     )
 
 
+def uncounted_feature(more: Mapping[str, Any], variants: Set[str]) -> str | None:
+    """A feature by which a token in the cache is not a token of a request, so that evictions cannot be reckoned from the gauges.
+
+    As far as a start's settings and the kinds of the lines tell; `unsupported_features` knows more, from whole frames.
+    """
+    if _pooling_is_set(more):
+        return POOLING
+    layers = _layers(more, variants)
+    if layers is not None:
+        return layers
+    if "v1_diffusion" in variants:
+        return DIFFUSION
+    return SPECULATIVE if _speculates(more, variants) else None
+
+
 def _other_machines(
     configuration: Configuration, frames: Mapping[str, pl.DataFrame], variants: frozenset[str]
 ) -> Iterable[str]:
     more = configuration.more
     if _is_pooling(more, frames):
         yield POOLING
-    architecture = str(more.get("architecture") or "")
-    if "mamba_block" in variants or "attention_free" in variants or architecture.startswith(_STATE):
-        yield STATE_LAYERS
-    elif not _given(more, "disable_hybrid_kv_cache_manager") and (
-        "kv_groups" in variants
-        or architecture.startswith(_WINDOW)
-        or _concurrency_differs(configuration, frames)
+    layers = _layers(more, variants)
+    if layers is not None:
+        yield layers
+    elif not _given(more, "disable_hybrid_kv_cache_manager") and _concurrency_differs(
+        configuration, frames
     ):
         yield WINDOW_LAYERS
     if "v1_diffusion" in variants:
         yield DIFFUSION
+
+
+def _layers(more: Mapping[str, Any], variants: Set[str]) -> str | None:
+    architecture = str(more.get("architecture") or "")
+    if "mamba_block" in variants or "attention_free" in variants or architecture.startswith(_STATE):
+        return STATE_LAYERS
+    if _given(more, "disable_hybrid_kv_cache_manager"):
+        return None
+    if "kv_groups" in variants or architecture.startswith(_WINDOW):
+        return WINDOW_LAYERS
+    return None
+
+
+def _speculates(more: Mapping[str, Any], variants: Set[str]) -> bool:
+    return (
+        _given(more, "speculative_config")
+        or _given(more, "speculative_model")
+        or bool(variants & {"v0_specdecode", "v1_specdecode"})
+    )
 
 
 def _cache(
@@ -101,12 +134,8 @@ def _scheduling(
     configuration: Configuration, frames: Mapping[str, pl.DataFrame], variants: frozenset[str]
 ) -> Iterable[str]:
     more, requests = configuration.more, frames.get("request")
-    if (
-        _given(more, "speculative_config")
-        or _given(more, "speculative_model")
-        or variants & {"v0_specdecode", "v1_specdecode"}
-    ):
-        yield "speculative decoding"
+    if _speculates(more, variants):
+        yield SPECULATIVE
     if more.get("enable_lora") is True or _requests(requests, pl.col("lora_request").is_not_null()):
         yield "LoRA limits"
     if (configuration.values.get("pipeline_parallel_size") or 1) > 1:
@@ -147,13 +176,9 @@ def _any_above_zero(frames: Mapping[str, pl.DataFrame], column: str) -> bool:
 
 def _is_pooling(more: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> bool:
     """Named by the start, by a request's parameters, or by access lines with no generation beside them."""
-    tasks = str(more.get("supported_tasks") or "")
-    if "generate" in tasks:
-        return False
-    if more.get("task") in _POOLING_TASKS or more.get("runner") == "pooling" or tasks:
-        return "transcription" not in tasks
-    if _given(more, "pooler_config"):
-        return True
+    set_so = _pooling_is_set(more)
+    if set_so is not None:
+        return set_so
     if _requests(frames.get("request"), pl.col("params").str.starts_with("PoolingParams(")):
         return True
     http = frames.get("http")
@@ -165,6 +190,16 @@ def _is_pooling(more: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> 
         return False
     last = pl.col("path").str.split("?").list.first().str.split("/").list.last()
     return http.filter((pl.col("status") == 200) & last.is_in(_POOLING_PATHS)).height > 0
+
+
+def _pooling_is_set(more: Mapping[str, Any]) -> bool | None:
+    """None where the settings do not tell."""
+    tasks = str(more.get("supported_tasks") or "")
+    if "generate" in tasks:
+        return False
+    if more.get("task") in _POOLING_TASKS or more.get("runner") == "pooling" or tasks:
+        return "transcription" not in tasks
+    return True if _given(more, "pooler_config") else None
 
 
 def _concurrency_differs(configuration: Configuration, frames: Mapping[str, pl.DataFrame]) -> bool:

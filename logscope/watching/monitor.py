@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from logscope.configuration import gather
 from logscope.harmless import redacted
 from logscope.terminal.words import clean, count_range, duration, number, percent
+from logscope.unsupported import uncounted_feature
 from logscope.watching.pressure import EnginePressure, Reading
 from parsers.events import Event
 
 __all__ = ["Monitor", "Notice", "Watched"]
 
+# Companions of the statistics line that tell of a feature.
+_TELLING = frozenset(("v0_specdecode", "v1_specdecode", "v1_diffusion"))
 _RANK = {"none": 0, "saturated": 1, "thrash": 2}
 _BROKEN = re.compile(r"dead|died|fatal|output_handler|worker_exc|rpc|oom")
 MAX_ENGINES = 256
@@ -82,9 +86,16 @@ class _Setup:
     kv_tokens: int | None = None
     block_size: int | None = None
     seats: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+    variants: set[str] = field(default_factory=set)
     started: bool = False
     said: set[str] = field(default_factory=set)
     stopped: bool = False
+
+    @property
+    def uncounted(self) -> str | None:
+        """The feature by which this server's preemptions cannot be counted."""
+        return uncounted_feature(self.more, self.variants)
 
 
 class Monitor:
@@ -110,6 +121,8 @@ class Monitor:
         family = event.family
         if family in ("startup", "kv_sizing"):
             self._learn(event)
+        elif event.variant in _TELLING:
+            self._learn_kind(event)
         elif family == "stats" and event.fields.get("running") is not None:
             notices += self._stats(event)
         elif family == "preemption" and event.variant == "v0_preempt_warning":
@@ -152,6 +165,9 @@ class Monitor:
         text += times.get(self._episodes, f"pressure {number(self._episodes)} times")
         if count is not None:
             text += f", preemptions {count_range(*count[:3])} [{count[3]}]"
+        used = {name for w in self.engines.values() if (name := w.state.uncounted) is not None}
+        if used:
+            text += f", those of servers with {' and '.join(sorted(used))} not inferred"
         running, waiting, usage = self._top.values() if seen else (None, None, None)
         return Notice(
             "summary", self._time, self._worst, running, waiting, usage, count, None, text
@@ -201,9 +217,19 @@ class Monitor:
             tokens = blocks * (setup.block_size or 16)
         if tokens is not None:
             setup.kv_tokens = tokens
+        setup.more.update(gather([fields]).more)
+        self._learn_kind(event)
         for watched in self.engines.values():
             if watched.key[0] == event.server:
                 watched.state.kv_tokens, watched.state.seats = setup.kv_tokens, setup.seats
+
+    def _learn_kind(self, event: Event) -> None:
+        """What the server uses by which preemptions cannot be counted."""
+        setup = self._setups.setdefault(event.server, _Setup())
+        setup.variants.add(event.variant)
+        for watched in self.engines.values():
+            if watched.key[0] == event.server:
+                watched.state.uncounted = setup.uncounted
 
     def _engine(self, event: Event) -> Watched:
         key = (event.server, event.engine_index)
@@ -212,7 +238,7 @@ class Monitor:
             if len(self.engines) >= MAX_ENGINES:
                 self._retire(next(iter(self.engines)))
             setup = self._setups.setdefault(event.server, _Setup())
-            state = EnginePressure(setup.kv_tokens, setup.seats)
+            state = EnginePressure(setup.kv_tokens, setup.seats, setup.uncounted)
             watched = self.engines[key] = Watched(key, event.run, state)
         return watched
 
@@ -349,6 +375,8 @@ def _started(reading: Reading) -> str:
 
 def _counted(watched: Watched) -> str:
     count = watched.state.preemptions
+    if count is None and watched.state.uncounted is not None:
+        return f"preemptions cannot be counted, the server uses {watched.state.uncounted}"
     if count is None:
         return "preemptions cannot be counted, the log does not show the size of the KV cache"
     return f"preemptions so far {count_range(*count[:3])} [{count[3]}]"

@@ -42,10 +42,14 @@ class Reading:
 
 @dataclass(slots=True)
 class EnginePressure:
-    """One engine's pressure as its lines come. `kv_tokens` is the size of its cache and `seats` its max_num_seqs, None where not known."""
+    """One engine's pressure as its lines come. `kv_tokens` is the size of its cache and `seats` its max_num_seqs, None where not known.
+
+    `uncounted` names a feature of the server by which the rule does not hold: then nothing is inferred.
+    """
 
     kv_tokens: int | None = None
     seats: int | None = None
+    uncounted: str | None = None
     history: deque[Reading] = field(default_factory=lambda: deque(maxlen=HISTORY))
     pressure: str = "none"
     since: datetime | None = None
@@ -91,14 +95,17 @@ class EnginePressure:
 
     @property
     def preemptions(self) -> tuple[float, float, float, str] | None:
-        """Low, value, high, basis so far; None where this log tells nothing and the cache's size is not known."""
+        """Low, value, high, basis so far; None where this log tells nothing and nothing can be inferred."""
         if self.fields is not None:
             return (self.fields, self.fields, self.fields, "measured")
         low, value, high = self.inferred * LOW, self.inferred, self.inferred * HIGH
         if self.warned:
             high = max(self.low, self.high)
-            return (self.low, min(max(value, self.low), high), high, "measured")
-        return (low, value, high, "inferred") if self.countable else None
+            known = self.low if self.uncounted else value
+            return (self.low, min(max(known, self.low), high), high, "measured")
+        if self.uncounted or not self.countable:
+            return None
+        return (low, value, high, "inferred")
 
     def _is_pressed(self, reading: Reading) -> bool:
         """Whether requests wait for space: the cache looks full, there is a queue, and seats are free."""
@@ -114,7 +121,7 @@ class EnginePressure:
 
     def _count(self, before: Reading | None, reading: Reading, pressed: bool) -> None:
         """Add the evictions of the interval that ends with this line."""
-        if self.kv_tokens is None or reading.kv_usage is None:
+        if self.kv_tokens is None or reading.kv_usage is None or self.uncounted:
             return
         self.countable = True
         share = (pressed + self._pressed) / 2

@@ -189,3 +189,48 @@ def test_the_view_shows_all_that_matters(tmp_path: Path) -> None:
     for word in ("thrash", "Running", "Waiting", "KV cache", "97 %", "[inferred]", "an alert", "█"):
         assert word in text
     assert "\x1b" not in text
+
+
+INFO = "(EngineCore pid=2) INFO 05-09 00:49:02 [x.py:1] "
+SPECULATION = INFO + (
+    "SpecDecoding metrics: Draft acceptance rate: 63.5%, Accepted: 5401 tokens, Drafted: 8505 tokens"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "feature"),
+    [
+        ([*v1_start(more=", 'task': 'embed'")], "embeddings and other pooling"),
+        ([*v1_start(), INFO + "Supported tasks: ['embed']"], "embeddings and other pooling"),
+        ([*v1_start(), INFO + "Resolved architecture: NemotronHForCausalLM"], "a state instead of"),
+        ([*v1_start(), INFO + "Resolved architecture: GptOssForCausalLM"], "sliding-window layers"),
+        ([*v1_start(more=", 'speculative_config': {'method': 'x'}")], "speculative decoding"),
+        ([*v1_start(), FULL[0], SPECULATION], "speculative decoding"),  # told by the running server
+    ],
+)
+def test_what_the_rule_does_not_fit_is_not_counted_and_said(lines: list[str], feature: str) -> None:
+    monitor = Monitor()
+    notices = watch(monitor, *lines, *FULL, *CALM)
+    alerts = [n for n in notices if n.kind == "alert"]
+    assert [n.event for n in alerts] == ["pressure-started", "pressure-ended"]
+    ended, summary = alerts[-1], monitor.summary()
+    assert "preemptions cannot be counted, the server uses " in (ended.text or "")
+    assert feature in (ended.text or "")
+    assert summary.preemptions is None
+    assert (summary.text or "").endswith(" not inferred")
+    assert feature in (summary.text or "")
+
+
+def test_what_the_log_itself_counts_is_counted_on_any_server() -> None:
+    monitor = Monitor()
+    start = v1_start(more=", 'speculative_config': {'method': 'x'}")
+    watch(monitor, *start, *FULL, v0_warning(45, 1), v0_warning(50, 51))
+    assert monitor.summary().preemptions == (51, 51, 100, "measured")
+
+
+def test_a_plain_server_is_counted() -> None:
+    monitor = Monitor()
+    watch(monitor, *v1_start(more=", 'speculative_config': None, 'task': 'generate'"), *FULL)
+    count = monitor.summary().preemptions
+    assert count is not None
+    assert count[3] == "inferred"
