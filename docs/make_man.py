@@ -18,6 +18,8 @@ SECTIONS = {
         ("2", "Wrong usage."),
         ("3", "Nothing to work on: no source could be read, or none holds a vLLM record."),
         ("4", "Done in part: a source could not be read to its end; the loss is counted."),
+        ("70", "A fault of logscope's own."),
+        ("73", "A result could not be written."),
     ),
 }
 

@@ -19,6 +19,9 @@ __all__ = ["cli", "main"]
 INTERNAL = 70
 """Exit status of a fault in logscope itself (EX_SOFTWARE)."""
 
+UNWRITTEN = 73
+"""Exit status where a result could not be written (EX_CANTCREAT): the log was there, so it is not 3; the answer is lost, so it is not 4."""
+
 _VERBS = {
     "analyze": "Say what is behind the slow requests, and what to change.",
     "parse": "Give the events alone, as JSON lines, CSV or Parquet.",
@@ -97,10 +100,10 @@ def main(args: Sequence[str] | None = None) -> Any:
     except MemoryError:
         remark("out of memory; give a span with --since and --until")
         sys.exit(INTERNAL)
-    except OSError as error:
+    except OSError as error:  # sources that cannot be read are told apart where they are opened
         name = f"{error.filename}: " if error.filename else ""
         remark(f"{name}{error.strerror or error}")
-        sys.exit(3)
+        sys.exit(UNWRITTEN)
     except Exception as error:
         if os.environ.get("LOGSCOPE_DEBUG"):
             raise

@@ -27,7 +27,7 @@ Chunks = Iterator["bytes | None"]
 def open_source(name: str, wait: Wait) -> Iterator[Chunks]:
     """The chunks of standard input (`-`), a named pipe or a file.
 
-    Raises NothingToWorkOn for what cannot be followed, OSError for what cannot be opened.
+    Raises NothingToWorkOn for what cannot be opened or followed.
     """
     if name == "-":
         if sys.stdin is None or sys.stdin.isatty():
@@ -36,23 +36,35 @@ def open_source(name: str, wait: Wait) -> Iterator[Chunks]:
             )
         yield read_pipe(sys.stdin.fileno())
         return
-    path = Path(name)
+    try:
+        pipe = _pipe_at(Path(name))
+    except OSError as error:
+        raise NothingToWorkOn(f"{name}: {error.strerror or error}") from None
+    if pipe is None:
+        yield follow_file(Path(name), wait)
+        return
+    try:
+        yield read_pipe(pipe)
+    finally:
+        os.close(pipe)
+
+
+def _pipe_at(path: Path) -> int | None:
+    """A descriptor where a pipe (or a device) is, None where a file is that can be followed.
+
+    Raises NothingToWorkOn for what cannot, OSError for what cannot be opened.
+    """
     kind = path.stat().st_mode
     if stat.S_ISDIR(kind):
-        raise NothingToWorkOn(f"{name}: a folder; name the file to follow")
+        raise NothingToWorkOn(f"{path}: a folder; name the file to follow")
     if not stat.S_ISREG(kind):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield read_pipe(descriptor)
-        finally:
-            os.close(descriptor)
-        return
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     with path.open("rb") as file:
         if compression_of(file.read(16)):
             raise NothingToWorkOn(
-                f"{name}: compressed, so it does not grow; logscope analyze reads it"
+                f"{path}: compressed, so it does not grow; logscope analyze reads it"
             )
-    yield follow_file(path, wait)
+    return None
 
 
 @contextmanager
