@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import polars as pl
 
 from logscope.row_groups import RowGroups
 from logscope.whole_files import whole_file
 from parsers.events import Event
-from parsers.frames import FrameBuilder
+from parsers.frames import FrameBuilder, Value, columns_of
 
 __all__ = ["FrameFiles"]
 
@@ -44,11 +45,16 @@ class FrameFiles(FrameBuilder):
         if not self.awaits and self.waiting(event.family) >= ROWS:
             self._put_away(event.family)
 
-    def add_frame(self, family: str, frame: pl.DataFrame) -> None:
+    def add_frame(
+        self, family: str, frame: pl.DataFrame, same: Mapping[str, Value] = MappingProxyType({})
+    ) -> None:
         """Take numbered events of a family; later than any frame before. Raises OSError as `add` does."""
-        super().add_frame(family, frame)
-        if self.waiting(family) >= ROWS:
-            self._put_away(family)
+        if self.waiting(family):
+            super().add_frame(family, frame, same)
+            if self.waiting(family) >= ROWS:
+                self._put_away(family)
+        else:
+            self._append(family, self._arrived(frame), same)
 
     def finish(self) -> None:
         """Give the files their names. Raises OSError where one cannot be written."""
@@ -67,16 +73,18 @@ class FrameFiles(FrameBuilder):
             raise _UnfinishedError
 
     def _put_away(self, family: str) -> None:
-        parts = [part for part in self.taken_parts(family) if len(part)]
-        if not parts:
+        for part in self.taken_parts(family):
+            self._append(family, part, {})
+
+    def _append(self, family: str, frame: pl.DataFrame, same: Mapping[str, Value]) -> None:
+        if not len(frame):
             return
         file = self._files.get(family)
         if file is None:
             place = self._places.enter_context(whole_file(self._place(family)))
-            file = self._files[family] = RowGroups(place, ROWS)
+            file = self._files[family] = RowGroups(place, columns_of(family), ROWS)
         with self._named(family):
-            for part in parts:
-                file.append(part)
+            file.append(frame, same)
 
     def _place(self, family: str) -> Path:
         return self._folder / f"{family}.parquet"

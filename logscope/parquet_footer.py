@@ -28,8 +28,9 @@ _LONG_DELTA, _LONG_LIST = 15, 15
 # parquet.thrift: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
 _NUM_ROWS, _ROW_GROUPS = 3, 4
 _COLUMNS, _BYTES, _GROUP_ROWS, _GROUP_OFFSET, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7
-_METADATA, _CHUNK_OFFSETS = 3, (2, 4, 6)
-_PAGE_OFFSETS = (9, 10, 11, 14)
+_CHUNK_OFFSET, _METADATA = 2, 3
+_PAGE_OFFSETS = (9, 10, 11)
+_INDEXES, _BLOOM_FILTER = (4, 5, 6, 7), (14, 15)
 _DATA_PAGE, _DICTIONARY_PAGE = 9, 11
 _CHUNK_BYTES, _CHUNK_COMPRESSED = 6, 7
 
@@ -62,28 +63,33 @@ def footer_of(file: bytes | memoryview) -> Footer:
 
 
 def chunks_of(group: Struct) -> list[Struct]:
-    """The columns of a row group: what Parquet calls column chunks."""
-    return list(group[_COLUMNS][1][1])
+    """The columns of a row group, which Parquet calls column chunks, without the indexes that stand apart from their pages."""
+    return [_alone(chunk) for chunk in group[_COLUMNS][1][1]]
 
 
 def moved_chunk(chunk: Struct, by: int) -> Struct:
     """A column chunk whose bytes stand `by` bytes further."""
-    found = _shifted(chunk, _CHUNK_OFFSETS, by)
+    found = _shifted(chunk, (_CHUNK_OFFSET,), by)
     kind, metadata = found[_METADATA]
     found[_METADATA] = (kind, _shifted(metadata, _PAGE_OFFSETS, by))
     return found
 
 
+def span_of(chunk: Struct) -> tuple[int, int]:
+    """Where the pages of a column chunk begin and end in its file; the first is its dictionary, where it has one."""
+    metadata = chunk[_METADATA][1]
+    start = min(metadata[place][1] for place in (_DATA_PAGE, _DICTIONARY_PAGE) if place in metadata)
+    return start, start + int(metadata[_CHUNK_COMPRESSED][1])
+
+
 def row_group(chunks: Sequence[Struct], rows: int, ordinal: int) -> Struct:
     """The file's row group `ordinal`, of these columns."""
     each = [chunk[_METADATA][1] for chunk in chunks]
-    # The first page of a column is its dictionary, where it has one.
-    first = min(min(m[p][1] for p in (_DATA_PAGE, _DICTIONARY_PAGE) if p in m) for m in each)
     return {
         _COLUMNS: (_LIST, (_STRUCT, list(chunks))),
         _BYTES: (_I64, sum(metadata[_CHUNK_BYTES][1] for metadata in each)),
         _GROUP_ROWS: (_I64, rows),
-        _GROUP_OFFSET: (_I64, first),
+        _GROUP_OFFSET: (_I64, min(span_of(chunk)[0] for chunk in chunks)),
         _COMPRESSED: (_I64, sum(metadata[_CHUNK_COMPRESSED][1] for metadata in each)),
         _ORDINAL: (_I16, ordinal),
     }
@@ -97,6 +103,14 @@ def joined_footer(first: Footer, groups: Sequence[Struct], rows: int) -> bytes:
     out = bytearray()
     _write_struct(out, document)
     return bytes(out) + struct.pack("<I", len(out)) + MAGIC
+
+
+def _alone(chunk: Struct) -> Struct:
+    kind, metadata = chunk[_METADATA]
+    kept = {number: value for number, value in metadata.items() if number not in _BLOOM_FILTER}
+    return {number: v for number, v in chunk.items() if number not in _INDEXES} | {
+        _METADATA: (kind, kept)
+    }
 
 
 def _shifted(fields: Struct, places: Sequence[int], by: int) -> Struct:

@@ -7,22 +7,25 @@ each row group of the same size: they are made once, and copied.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
 import polars as pl
 
 from logscope.parquet_footer import (
     MAGIC,
-    Footer,
     Struct,
     chunks_of,
     footer_of,
     joined_footer,
     moved_chunk,
     row_group,
+    span_of,
 )
-from logscope.stacking import stacked, with_texts
+from logscope.stacking import Lean, stacked
+from parsers.frames import Value, completed, repeated
 
 __all__ = ["RowGroups"]
 
@@ -31,109 +34,104 @@ _MOST_MOULDS = 512
 
 
 class _Pages(NamedTuple):
-    """The bytes of some columns, and their chunks as if the bytes stood at the beginning of a file."""
+    """The bytes of a column in a row group, and its chunk as if they were the first in a file."""
 
     data: bytes
-    chunks: list[Struct]
+    chunk: Struct
 
 
 class RowGroups:
-    """Frames of one schema, appended to a file at `path`, which is a Parquet file once `close` was called.
+    """Frames with the columns of `schema`, appended to a file at `path`, which is a Parquet file once `close` was called.
 
-    A row group has `rows` rows, the last one fewer. A frame may have an `Enum` for a text column, which makes the same pages sooner.
+    A row group has `rows` rows, the last one fewer. A frame may have an `Enum` for a text column: that makes the same pages, sooner.
     All methods raise OSError where the file cannot be written.
     """
 
-    def __init__(self, path: Path, rows: int = 50_000) -> None:
+    def __init__(self, path: Path, schema: Mapping[str, pl.DataType], rows: int = 50_000) -> None:
         self._file: BinaryIO = path.open("wb")
-        self._rows = rows
-        self._held: list[pl.DataFrame] = []
+        self._schema, self._rows = schema, rows
+        self._held: list[Lean] = []
         self._waiting = 0
-        self._empty: Footer | None = None
         self._groups: list[Struct] = []
         self._written = 0
-        self._moulds: dict[tuple[str, object], _Pages] = {}
+        self._moulds: dict[tuple[str, Value], _Pages] = {}
         self._file.write(MAGIC)
         self._at = len(MAGIC)
 
-    def append(self, frame: pl.DataFrame) -> None:
-        """Take the rows of `frame`, whose columns are those of all frames before."""
-        self._held.append(frame)
+    def append(self, frame: pl.DataFrame, same: Mapping[str, Value] = MappingProxyType({})) -> None:
+        """Take the rows of `frame`; a column that it lacks has one value in all rows: that of `same`, else null."""
+        self._held.append(Lean(frame, same))
         self._waiting += len(frame)
         if self._waiting < self._rows:
             return
-        whole = stacked(self._held)
+        whole, same = stacked(self._held, self._schema)
         full = len(whole) - len(whole) % self._rows
         for at in range(0, full, self._rows):
-            self._write(whole.slice(at, self._rows))
-        self._held, self._waiting = [whole.slice(full)], len(whole) - full
+            self._write(whole.slice(at, self._rows), same)
+        self._held, self._waiting = [Lean(whole.slice(full), same)], len(whole) - full
 
     def close(self) -> None:
-        """End the file; one that no frame was appended to is left empty of a footer, and is no Parquet file."""
-        if self._held:
-            self._write(stacked(self._held))
-        if self._empty is not None:
-            self._file.write(joined_footer(self._empty, self._groups, self._written))
+        """End the file."""
+        if self._waiting:
+            whole, same = stacked(self._held, self._schema)
+            self._group(_pages(completed(whole, same, self._schema)), len(whole))
+        empty = io.BytesIO()
+        pl.DataFrame(schema=dict(self._schema)).write_parquet(empty)
+        self._file.write(joined_footer(footer_of(empty.getbuffer()), self._groups, self._written))
         self._file.close()
 
     def abandon(self) -> None:
         """Let go of the file, which is not to be used."""
         self._file.close()
 
-    def _write(self, frame: pl.DataFrame) -> None:
-        """Write a row group."""
-        if self._empty is None:
-            self._empty = _footer(with_texts(frame.clear()))
-        if not len(frame):
-            return
-        chunks: dict[str, Struct] = {}
-        varied: list[str] = []
-        for column in frame.get_columns():
-            if len(frame) == self._rows and _is_constant(column):
-                chunks[column.name] = self._copied(self._mould(column))[0]
-            else:
-                varied.append(column.name)
-        if varied:
-            pages = _pages(frame.select(varied))
-            chunks.update(zip(varied, self._copied(pages), strict=True))
-        in_order = [chunks[name] for name in frame.columns]
-        self._groups.append(row_group(in_order, len(frame), len(self._groups)))
-        self._written += len(frame)
-
-    def _mould(self, column: pl.Series) -> _Pages:
-        """The pages of a column of one value, in a row group of the usual size."""
-        key = (column.name, column[0])
-        if key not in self._moulds:
-            if len(self._moulds) >= _MOST_MOULDS:
+    def _write(self, frame: pl.DataFrame, same: Mapping[str, Value]) -> None:
+        """Write a row group of the usual size."""
+        level = {c.name: c[0] for c in frame.get_columns() if _is_level(c)}
+        values = {name: same.get(name) for name in self._schema if name not in frame.columns}
+        values |= level
+        unknown = {name: v for name, v in values.items() if (name, v) not in self._moulds}
+        if unknown:
+            if len(self._moulds) > _MOST_MOULDS:
                 self._moulds.clear()
-            self._moulds[key] = _pages(column.to_frame())
-        return self._moulds[key]
+                unknown = values
+            single = pl.DataFrame(
+                repeated(value, self._rows, self._schema[name]).alias(name)
+                for name, value in unknown.items()
+            )
+            made = _pages(single)
+            self._moulds |= {(name, value): made[name] for name, value in unknown.items()}
+        pages = {name: self._moulds[name, value] for name, value in values.items()}
+        self._group(pages | _pages(frame.drop(level)), len(frame))
 
-    def _copied(self, pages: _Pages) -> list[Struct]:
-        """Write pages; gives their chunks where they stand now."""
-        by = self._at - len(MAGIC)
-        self._file.write(pages.data)
-        self._at += len(pages.data)
-        return [moved_chunk(chunk, by) for chunk in pages.chunks]
+    def _group(self, pages: Mapping[str, _Pages], rows: int) -> None:
+        chunks = []
+        for name in self._schema:
+            data, chunk = pages[name]
+            chunks.append(moved_chunk(chunk, self._at - len(MAGIC)))
+            self._file.write(data)
+            self._at += len(data)
+        self._groups.append(row_group(chunks, rows, len(self._groups)))
+        self._written += rows
 
 
-def _is_constant(column: pl.Series) -> bool:
+def _is_level(column: pl.Series) -> bool:
+    """Whether all rows have one value."""
     if column.null_count() or column.dtype.is_nested() or column.dtype.is_float():
         return column.null_count() == len(column)  # 0.0 and -0.0 are equal, and two values
     values = column.to_physical()
-    return bool((values == values[0]).all())
+    return values[0] == values[-1] and bool((values == values[0]).all())
 
 
-def _pages(frame: pl.DataFrame) -> _Pages:
+def _pages(frame: pl.DataFrame) -> dict[str, _Pages]:
+    """A frame's columns as they stand in a row group."""
+    if not len(frame.columns):
+        return {}
     part = io.BytesIO()
     frame.write_parquet(part, compression_level=_LEVEL, row_group_size=len(frame))
     with part.getbuffer() as file:
-        footer = footer_of(file)
-        (group,) = footer.groups
-        return _Pages(bytes(file[len(MAGIC) : footer.end]), chunks_of(group))
-
-
-def _footer(frame: pl.DataFrame) -> Footer:
-    part = io.BytesIO()
-    frame.write_parquet(part)
-    return footer_of(part.getbuffer())
+        (group,) = footer_of(file).groups
+        pages = {}
+        for name, chunk in zip(frame.columns, chunks_of(group), strict=True):
+            start, end = span_of(chunk)
+            pages[name] = _Pages(bytes(file[start:end]), moved_chunk(chunk, len(MAGIC) - start))
+        return pages

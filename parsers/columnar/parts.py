@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from parsers.columnar.block import Mask, Rows
+from parsers.frames import Value, repeated
 
-__all__ = ["Coded", "Column", "Part", "Value", "joined", "series"]
+__all__ = ["Coded", "Column", "Part", "joined", "series"]
 
 _MOST_TEXTS = 4096
 
@@ -29,7 +29,6 @@ class Coded(NamedTuple):
     codes: NDArray[np.uint32]
 
 
-Value = str | int | float | bool | None
 Column = Value | Coded | pl.Series
 """One value for all rows, or one for each."""
 
@@ -84,7 +83,7 @@ def series(column: Column, size: int, dtype: pl.DataType, *, categories: bool = 
         kind = pl.Enum(texts) if few else dtype
         whole = pl.Series(column.texts, dtype=kind).gather(pl.Series(column.codes))
     else:
-        whole = _single(column, dtype).new_from_index(0, size)
+        whole = repeated(column, size, dtype)
     return whole
 
 
@@ -106,8 +105,3 @@ def _filtered(column: Column, good: Mask) -> Column:
     if isinstance(column, Coded):
         return Coded(column.texts, column.codes[good])
     return column.filter(pl.Series(good)) if isinstance(column, pl.Series) else column
-
-
-@lru_cache(maxsize=1 << 10, typed=True)
-def _single(value: Value, dtype: pl.DataType) -> pl.Series:
-    return pl.Series([value], dtype=dtype)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from parsers.columnar.block import Block, Mask, is_available
 from parsers.columnar.messages import Memory, Said, messages_of
-from parsers.columnar.parts import Part, joined, series
+from parsers.columnar.parts import Coded, Part, joined, series
 from parsers.columnar.structure import Structure, mark_tails, structure_of
 from parsers.columnar.templates import alike_in
 from parsers.events import Coverage, Event
-from parsers.frames import FrameBuilder, columns_of
+from parsers.frames import FrameBuilder, Value, columns_of
 from parsers.lines import Line
 from parsers.prefix import parse_header
 from parsers.reader import (
@@ -262,7 +262,8 @@ class _Stretch:
             part = joined(parts, schema)
             part = part.kept(self.taken[part.rows])
             if len(part.rows):
-                self.source.builder.add_frame(family, self._frame(part, schema))
+                frame, same = self._frame(part, schema)
+                self.source.builder.add_frame(family, frame, same)
         evidence = self.source.evidence
         if evidence is None:
             return
@@ -271,23 +272,35 @@ class _Stretch:
             message = text[self.said.texts[row] :]
             evidence(self.source.reader.name, self.first + row, message[:MAX_TEXT])
 
-    def _frame(self, part: Part, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-        rows, columns = part.rows, part.columns
-        columns |= {
+    def _frame(
+        self, part: Part, schema: dict[str, pl.DataType]
+    ) -> tuple[pl.DataFrame, dict[str, Value]]:
+        """The columns that vary, and the values of those that do not."""
+        rows = part.rows
+        columns = part.columns | {
             "order": pl.Series(self.order[rows]),
             "line": pl.Series(rows + self.first),
             "time": _times(self.time[rows]),
             "at": _times(self.at[rows]),
-            "server": pl.Series(self.server[rows]),
-            "run": pl.Series(self.run[rows]),
+            "server": _level(self.server[rows]),
+            "run": _level(self.run[rows]),
             "source": self.source.reader.name,
             "repeated": 1,
         }
         categories = self.source.builder.takes_categories
-        return pl.DataFrame(
-            series(columns.get(name), len(rows), dtype, categories=categories).alias(name)
-            for name, dtype in schema.items()
-        )
+        varied: list[pl.Series] = []
+        same: dict[str, Value] = {}
+        for name, column in columns.items():
+            if isinstance(column, pl.Series | Coded):
+                whole = series(column, len(rows), schema[name], categories=categories)
+                varied.append(whole.alias(name))
+            else:
+                same[name] = column
+        return pl.DataFrame(varied), same
+
+
+def _level(values: NDArray[np.int32]) -> pl.Series | int:
+    return int(values[0]) if (values == values[0]).all() else pl.Series(values)
 
 
 def _times(values: NDArray[np.int64]) -> pl.Series:

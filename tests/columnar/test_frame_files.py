@@ -69,7 +69,6 @@ def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:
 
 def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
     path = tmp_path / "all.parquet"
-    file = RowGroups(path, 3)
     parts = [
         pl.DataFrame(
             {
@@ -83,6 +82,7 @@ def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
         )
         for i in range(0, 80, 2)
     ]
+    file = RowGroups(path, parts[0].schema, 3)
     for part in parts:
         file.append(part)
     file.close()
@@ -113,7 +113,7 @@ def test_row_groups_of_any_size(parts: list[tuple[list[str | None], int]], rows:
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "any.parquet"
-        file = RowGroups(path, rows)
+        file = RowGroups(path, frames[0].schema, rows)
         for frame in frames:
             file.append(frame)
         file.close()
