@@ -18,6 +18,7 @@ from .safe import redacted, visible
 from .view_advice import Advised, Comparison, advice, compared
 from .view_facts import Fact, configuration, coverage, numbers, preemptions
 from .view_ledger import Bar, LedgerRow, ledger_bars, ledger_rows
+from .view_witness import Witness, witness
 from .words import (
     LEDGER_LABELS,
     LOST_TO,
@@ -88,6 +89,7 @@ class Page:
     spikes: Sequence[Sequence[str]]
     more_spikes: int
     latency: Sequence[Sequence[str]]
+    witness: Witness | None
     engines: Sequence[Sequence[str]]
     config: Sequence[Fact]
     unseen: Sequence[str]
@@ -125,6 +127,7 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         spikes=[_spike(s) for s in sorted(spikes[:MAX_SPIKES], key=lambda s: str(s.get("start")))],
         more_spikes=max(0, len(spikes) - MAX_SPIKES),
         latency=_latency(analysis.get("latency") or {}),
+        witness=witness(analysis),
         engines=[_engine_row(e) for e in analysis.get("engines") or []],
         config=configuration(engine),
         unseen=[f.title for f in findings if f.id == "coverage"],
