@@ -51,8 +51,7 @@ class FrameFiles(FrameBuilder):
         """Take numbered events of a family; later than any frame before. Raises OSError as `add` does."""
         if self.waiting(family):
             super().add_frame(family, frame, same)
-            if self.waiting(family) >= ROWS:
-                self._put_away(family)
+            self._put_away(family)
         else:
             self._append(family, self._arrived(frame), same)
 

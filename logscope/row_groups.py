@@ -101,7 +101,8 @@ class RowGroups:
             made = _pages(single)
             self._moulds |= {(name, value): made[name] for name, value in unknown.items()}
         pages = {name: self._moulds[name, value] for name, value in values.items()}
-        self._group(pages | _pages(frame.drop(level)), len(frame))
+        varied = [column for column in frame.get_columns() if column.name not in level]
+        self._group(pages | _pages(pl.DataFrame(varied)), len(frame))
 
     def _group(self, pages: Mapping[str, _Pages], rows: int) -> None:
         chunks = []

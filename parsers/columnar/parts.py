@@ -44,6 +44,9 @@ class Part:
         """The messages at which `good` holds."""
         if good.all():
             return self
+        count = int(good.argmin())
+        if not good[count:].any():
+            return Part(self.rows[:count], {n: _first(c, count) for n, c in self.columns.items()})
         columns = {name: _filtered(column, good) for name, column in self.columns.items()}
         return Part(self.rows[good], columns)
 
@@ -99,6 +102,12 @@ def _coded(each: Iterable[Column], sizes: Iterable[int], order: Rows) -> Coded:
             assert column is None or isinstance(column, str)
             codes.append(np.full(size, places.setdefault(column, len(places)), np.uint32))
     return Coded(list(places), np.concatenate(codes)[order])
+
+
+def _first(column: Column, count: int) -> Column:
+    if isinstance(column, Coded):
+        return Coded(column.texts, column.codes[:count])
+    return column.head(count) if isinstance(column, pl.Series) else column
 
 
 def _filtered(column: Column, good: Mask) -> Column:

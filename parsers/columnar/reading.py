@@ -85,12 +85,17 @@ class _SourceInBulk:
         self.memory = Memory()
 
     def read(self, pieces: Iterator[TextBlock | list[Line]]) -> None:
-        for piece in _gathered(pieces):
-            if isinstance(piece, tuple):
-                self._block(*piece)
+        held: list[TextBlock] = []  # plain ones, to be read as one
+        for piece in pieces:
+            if isinstance(piece, TextBlock) and piece.worn is None:
+                held.append(piece)
+                if sum(map(len, held)) >= BLOCK:
+                    held = self._blocks(held, more=True)
             else:
-                for line in piece:
+                held = self._blocks(held, more=False)
+                for line in piece.lines() if isinstance(piece, TextBlock) else piece:
                     self._feed(line)
+        self._blocks(held, more=False)
         for assembler in as_begun(self.assemblers.values()):
             self._records(assembler.end())
 
@@ -127,18 +132,31 @@ class _SourceInBulk:
 
     # -- in bulk -------------------------------------------------------------------------------------
 
-    def _block(self, number: int, block: Block) -> None:
+    def _blocks(self, held: Sequence[TextBlock], *, more: bool) -> list[TextBlock]:
+        """Read successive blocks as one; where `more` follow, gives back the last record, which may go on there."""
+        if not held:
+            return []
+        number, block = held[0].number, Block(held)
         found = structure_of(block, alike_in(block, self.memory.lines))
         said = messages_of(block, found, self.memory)
-        mark_tails(found, said.request)
+        last = mark_tails(found, said.request)
         stretch = _Stretch(self, number, block, found, said)
+        count = last if more and last else len(block)
+        self._lines(stretch, count)
+        stretch.hand_over()
+        if count == len(block):
+            return []
+        return [TextBlock(number + count, block.stretch(int(block.starts[count]), block.size))]
+
+    def _lines(self, stretch: _Stretch, count: int) -> None:
+        """Read the first `count` lines of a block, as many as possible in bulk."""
+        block, number, found = stretch.block, stretch.first, stretch.found
         begins = ~found.bad & found.header
         begins[1:] |= ~found.bad[1:] & found.reached[1:] & found.reached[:-1]
         ready = np.flatnonzero(begins & _long_enough(found.bad))
         stops = np.flatnonzero(found.bad)
-        at, count = 0, len(block)
+        at = start = 0
         chunk: list[str] = []
-        start = 0
         while at < count:
             if not start <= at < start + len(chunk):
                 chunk, start = block.texts(range(at, min(at + _CHUNK, count))), at
@@ -151,7 +169,6 @@ class _SourceInBulk:
                     continue
             self._feed(Line(number + at, chunk[at - start]))
             at += 1
-        stretch.hand_over()
 
     def _may_begin(self, at: int, text: str, found: Structure, ready: NDArray[np.int64]) -> bool:
         if found.bad[at]:
@@ -171,26 +188,6 @@ def _long_enough(bad: Mask) -> Mask:
     places = np.where(bad, np.arange(count), count)
     following = np.minimum.accumulate(places[::-1])[::-1]
     return np.asarray(following - np.arange(count) >= _FEWEST)
-
-
-def _gathered(
-    pieces: Iterator[TextBlock | list[Line]],
-) -> Iterator[tuple[int, Block] | Iterator[Line] | list[Line]]:
-    """Successive plain blocks as one, with the number of its first line; all else as lines."""
-    held: list[TextBlock] = []
-    size = 0
-    for piece in pieces:
-        plain = isinstance(piece, TextBlock) and piece.worn is None
-        if isinstance(piece, TextBlock) and plain:
-            held.append(piece)
-            size += len(piece)
-        if held and (not plain or size >= BLOCK):
-            yield held[0].number, Block(held)
-            held, size = [], 0
-        if not plain:
-            yield piece.lines() if isinstance(piece, TextBlock) else piece
-    if held:
-        yield held[0].number, Block(held)
 
 
 class _Stretch:

@@ -126,14 +126,15 @@ def _columns(
     if not limits:
         return {**columns, "params": parameters.pieces[0]}
     # Few limits come again and again: each text is made once.
-    each = np.stack(list(limits.values()))
-    key = each[0] if len(each) == 1 else each[0] << _LIMIT_BITS | each[1]
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    first, *second = limits.values()
+    keys = first if not second else first << _LIMIT_BITS | second[0]
+    known = np.unique(keys)
+    numbers = [known] if not second else [known >> _LIMIT_BITS, known & ((1 << _LIMIT_BITS) - 1)]
     texts = [
         "".join(chain.from_iterable(zip_longest(parameters.pieces, map(str, row), fillvalue="")))
-        for row in each[:, first].T.tolist()
+        for row in zip(*(each.tolist() for each in numbers), strict=True)
     ]
-    return {**columns, "params": Coded(texts, which.astype(np.uint32))}
+    return {**columns, "params": Coded(texts, np.searchsorted(known, keys).astype(np.uint32))}
 
 
 @lru_cache(maxsize=1 << 10)

@@ -112,10 +112,11 @@ def is_odd(message: pl.Expr) -> pl.Expr:
     )
 
 
-def mark_tails(found: Structure, requests: Mask) -> None:
+def mark_tails(found: Structure, requests: Mask) -> int:
     """Mark as bad the records that a line without prefix may complete, with all that follows them to such a line.
 
-    `requests` are the lines of the family `request`, which no line after them completes.
+    `requests` are the lines of the family `request`, which no line after them completes. Gives the line from which on a record may
+    go on in the next block, the number of lines where there is none.
     """
     count = len(found.header)
     places = np.arange(count)
@@ -125,5 +126,7 @@ def mark_tails(found: Structure, requests: Mask) -> None:
     follows &= (places - record <= MAX_TAIL) & ~requests[np.maximum(record, 0)]
     found.bad[follows] = True
     found.bad[record[follows]] = True
-    if count and record[-1] >= 0 and count - 1 - record[-1] <= MAX_TAIL:
-        found.bad[record[-1] :] = True  # what follows stands in the next block
+    if not count or record[-1] < 0 or count - 1 - record[-1] > MAX_TAIL:
+        return count
+    found.bad[record[-1] :] = True  # what follows stands in the next block
+    return int(record[-1])
