@@ -17,6 +17,7 @@ from logscope.findings.imbalance import engine_imbalance
 from logscope.findings.replayed import replay_findings
 from logscope.log_frames import LogFrames
 from logscope.logged_preemptions import logged_preemptions
+from logscope.long_logs import extrapolated, worst_portion
 from logscope.plain_advice import plain_advice
 from logscope.preemption_count import Preemptions, combine
 from logscope.replaying import ReplayAnswer, try_replay
@@ -162,7 +163,13 @@ def engine_result(
     answer, failure = None, None
     declined = facts.declined if replay and context.served else ()
     if replay and context.served and not declined:
-        answer, failure = try_replay(log, context, seed=seed, progress=progress, spread=spread)
+        portion = worst_portion(log, data.stored)
+        answer, failure = try_replay(
+            portion.log, context, seed=seed, progress=progress, spread=spread
+        )
+        if answer is not None:
+            intervals = context.windows.height if context.windows is not None else 0
+            answer = extrapolated(answer, portion, intervals)
     if failure is not None:
         findings.append(
             Finding(

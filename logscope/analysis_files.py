@@ -60,8 +60,12 @@ def write_frames(found: Analysis, folder: Path) -> None:
     """Write `<name>.parquet` for each frame of the report."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames_of_report(found).items():
+        stored = found.data.stored.get(name)
         with whole_file(folder / f"{name}.parquet") as part:
-            frame.write_parquet(part)
+            if stored is not None and stored.whole:
+                stored.write(part)
+            else:
+                frame.write_parquet(part)
 
 
 def write_workload(found: Analysis, path: Path) -> None:

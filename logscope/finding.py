@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -53,7 +53,7 @@ def proof(
 
 
 def evidence_of(
-    frame: pl.DataFrame, texts: dict[tuple[str, int], str], limit: int = MAX_EVIDENCE
+    frame: pl.DataFrame, texts: Mapping[tuple[str, int], str], limit: int = MAX_EVIDENCE
 ) -> tuple[Evidence, ...]:
     """The first, the last and some rows in between, as evidence; `texts` holds the lines that were kept while reading."""
     rows = frame.select("source", "line").rows()

@@ -9,8 +9,11 @@ from typing import Any
 
 import polars as pl
 
+from logscope.analysis_rows import AnalysisRows, Wanted
 from logscope.finding import Evidence
+from logscope.line_texts import LineTexts
 from logscope.reading import events_in
+from logscope.stored_rows import StoredRows
 from logscope.times import Span
 from parsers.columnar import read_frames
 from parsers.events import Coverage, Event
@@ -26,20 +29,34 @@ EVIDENCE_FAMILIES = frozenset(
 SETUP_FAMILIES = frozenset(("startup", "kv_sizing"))
 
 
+# Of the ends of tracebacks the first and the last say why a server died.
+_FIRST_EXCEPTIONS, _LAST_EXCEPTIONS = 1000, 100
+
+
 @dataclass(slots=True)
 class LogFrames:
-    """`frames` by family; `texts` maps (source, line) to a line; `exceptions` are the unexplained ends of tracebacks by (server, run)."""
+    """`frames` by family; `texts` maps (source, line) to a line; `exceptions` are the unexplained ends of tracebacks by (server, run).
+
+    Of a large family `frames` has the rows that stand for all (`logscope.thinning`); those are in `stored`, unless only findings
+    were wanted. Of very many exceptions the first and the last ones are kept.
+    """
 
     frames: dict[str, pl.DataFrame]
     coverage: Coverage
-    texts: dict[tuple[str, int], str] = field(default_factory=dict)
+    texts: LineTexts = field(default_factory=LineTexts)
     exceptions: dict[tuple[int, int], list[Evidence]] = field(default_factory=dict)
+    stored: dict[str, StoredRows] = field(default_factory=dict)
 
 
-def read_log(sources: Sequence[Any], span: Span, *, year: int | None = None) -> LogFrames:
-    """Read `sources` to their end; the span cuts everything but the server's own description."""
+def read_log(
+    sources: Sequence[Any], span: Span, *, year: int | None = None, wanted: Wanted | None = "replay"
+) -> LogFrames:
+    """Read `sources` to their end; the span cuts everything but the server's own description.
+
+    `wanted`: see `AnalysisRows`; None for all rows in memory.
+    """
     coverage = Coverage()
-    builder = FrameBuilder()
+    builder = AnalysisRows(wanted) if wanted is not None else FrameBuilder()
     found = LogFrames({}, coverage)
     keep = Keep(exceptions=True)
     if span.is_open:
@@ -50,13 +67,15 @@ def read_log(sources: Sequence[Any], span: Span, *, year: int | None = None) -> 
             year=year,
             keep=keep,
             take=lambda event: _take(found, builder, event),
-            evidence=lambda source, line, text: found.texts.update({(source, line): text}),
+            evidence=lambda source, line, text: found.texts.__setitem__((source, line), text),
         )
     else:
         events = events_in(sources, coverage, Span(), year=year, keep=keep)
         for event in _within(events, span):
             _take(found, builder, event)
     found.frames = builder.frames()
+    if isinstance(builder, AnalysisRows):
+        found.stored = builder.stored
     return found
 
 
@@ -64,6 +83,8 @@ def _take(found: LogFrames, builder: FrameBuilder, event: Event) -> None:
     if event.family == "exception":
         place = found.exceptions.setdefault((event.server, event.run), [])
         place.append(Evidence(event.source, event.line, event.text))
+        if len(place) > 2 * _FIRST_EXCEPTIONS:
+            place[_FIRST_EXCEPTIONS:] = place[-_LAST_EXCEPTIONS:]
         return
     builder.add(event)
     if event.family in EVIDENCE_FAMILIES and event.text:

@@ -40,7 +40,7 @@ def find_spikes(
     requests: pl.DataFrame,
     origin: datetime,
     windows: pl.DataFrame | None,
-    texts: dict[tuple[str, int], str],
+    texts: Mapping[tuple[str, int], str],
 ) -> tuple[Spike, ...]:
     """Find the spikes of a replayed run.
 
@@ -91,7 +91,7 @@ def _spike(
     origin: datetime,
     baseline: float,
     windows: pl.DataFrame | None,
-    texts: dict[tuple[str, int], str],
+    texts: Mapping[tuple[str, int], str],
 ) -> Spike | None:
     inside = done.filter(
         (pl.col("arrival_s") >= first * width) & (pl.col("arrival_s") < (last + 1) * width)
@@ -121,7 +121,7 @@ def _evidence(
     start: datetime,
     end: datetime,
     cause: str,
-    texts: dict[tuple[str, int], str],
+    texts: Mapping[tuple[str, int], str],
 ) -> tuple[Evidence, ...]:
     """The statistics lines within the spike that show its cause most: the fullest cache, the longest queue."""
     if windows is None:

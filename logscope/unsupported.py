@@ -9,7 +9,15 @@ import polars as pl
 
 from logscope.configuration import Configuration
 
-__all__ = ["DECLINED", "SPECULATIVE", "uncounted_feature", "unsupported_features", "widened"]
+__all__ = [
+    "DECLINED",
+    "GRAMMAR",
+    "POOLING_PATHS",
+    "SPECULATIVE",
+    "uncounted_feature",
+    "unsupported_features",
+    "widened",
+]
 
 POOLING = "embeddings and other pooling"
 STATE_LAYERS = "several KV-cache groups (layers with a state instead of a KV cache)"
@@ -21,7 +29,7 @@ DECLINED = (POOLING, STATE_LAYERS, DIFFUSION)
 """With one of these the cache or the steps are of another kind: a replay would answer for a machine that is not there."""
 
 _POOLING_TASKS = frozenset(("embed", "embedding", "classify", "score", "reward", "pooling"))
-_POOLING_PATHS = ("embeddings", "pooling", "score", "rerank", "classify", "embed")
+POOLING_PATHS = ("embeddings", "pooling", "score", "rerank", "classify", "embed")
 # Beginnings of architectures' names.
 # fmt: off
 _STATE = (
@@ -33,7 +41,7 @@ _WINDOW = (
 )
 # fmt: on
 # A grammar of the request itself, not the words inside a stop string.
-_GRAMMAR = (
+GRAMMAR = (
     r"[ ,(](?:guided_decoding=GuidedDecodingParams|structured_outputs=StructuredOutputsParams)\("
 )
 
@@ -142,7 +150,7 @@ def _scheduling(
         yield "pipeline bubbles"
     if (more.get("num_scheduler_steps") or 1) > 1:
         yield "multi-step scheduling"
-    if _requests(requests, pl.col("params").str.contains(_GRAMMAR)):
+    if _requests(requests, pl.col("params").str.contains(GRAMMAR)):
         yield "structured output"
     elif _any_above_zero(frames, "deferred"):
         yield "deferred requests (structured output, transfers or LoRA limits)"
@@ -189,7 +197,7 @@ def _is_pooling(more: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> 
     ):
         return False
     last = pl.col("path").str.split("?").list.first().str.split("/").list.last()
-    return http.filter((pl.col("status") == 200) & last.is_in(_POOLING_PATHS)).height > 0
+    return http.filter((pl.col("status") == 200) & last.is_in(POOLING_PATHS)).height > 0
 
 
 def _pooling_is_set(more: Mapping[str, Any]) -> bool | None:

@@ -33,6 +33,7 @@ from logscope.options import (
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
+    from logscope.analysis_rows import Wanted
 
 __all__ = ["command"]
 
@@ -205,7 +206,10 @@ def command(
     span = reading.span
     opened = open_sources(sources, timezone=span.zone, units=units, span=span)
     with executor_for(jobs, on) as executor:
-        data = read_on(executor, opened, span, year=reading.year, state=state)
+        wanted: Wanted = "findings" if no_replay else "replay"
+        if outputs.frames is not None:
+            wanted = "frames"
+        data = read_on(executor, opened, span, year=reading.year, state=state, wanted=wanted)
         tell_and_check(data.coverage, display)
         if not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
             display.note(

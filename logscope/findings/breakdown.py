@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from logscope.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.findings.context import Context, without_client_text
 from logscope.windows import usual_interval
 
-__all__ = ["engine_crash", "engine_stall", "runtime_oom"]
+__all__ = ["PROBE_PATHS", "engine_crash", "engine_stall", "runtime_oom"]
 
 _DEAD = "dead|died|fatal|output_handler|worker_exc|rpc"
 _NAMELESS = "EngineDeadError"
@@ -95,16 +95,15 @@ def engine_stall(context: Context) -> list[Finding]:
     usual = usual_interval(windows)
     limit = max(3 * usual, MIN_SILENCE_S)
     found = []
-    rows = windows.rows(named=True)
-    for here, after in itertools.pairwise(rows):
+    # A day of several engines has tens of thousands of windows: one at a time.
+    for here, after in itertools.pairwise(windows.iter_rows(named=True)):
         silence = (after["end"] - here["end"]).total_seconds()
         # One line may follow the stop: what ran in the gap is then credited at its end.
         moved = ((after["generation_tps"] or 0) + (after["prompt_tps"] or 0)) * silence
         if _queued(here) and silence > limit and moved < 1:
             found.append(_stall(context, here, here["end"], after["end"], silence))
-    last = rows[-1]
-    found += _silent_end(context, last, limit)
-    return found + _zero_windows(context, rows)
+    found += _silent_end(context, windows.row(-1, named=True), limit)
+    return found + _zero_windows(context, windows.iter_rows(named=True))
 
 
 def _queued(row: Mapping[str, Any]) -> bool:
@@ -149,13 +148,13 @@ def _only_probes(context: Context, last: Mapping[str, Any], limit: float) -> lis
     if requests is not None and requests.filter(pl.col("order") > order).height:
         return []
     probes = http.filter(pl.col("path").is_in(PROBE_PATHS))
-    after = probes.filter(pl.col("order") > order).height
+    after = _many(probes.filter(pl.col("order") > order))
     if after < PROBES_OF_A_STALL:
         return []
     if last["running"] > 0:
         windows = context.windows
         assert windows is not None
-        before = probes.filter(pl.col("order").is_between(windows["order"][0], order)).height
+        before = _many(probes.filter(pl.col("order").is_between(windows["order"][0], order)))
         every = windows["interval_s"][1:].clip(0, 60).sum() / before if before else 0.0
         if after * every <= 2 * limit:
             return []
@@ -163,6 +162,11 @@ def _only_probes(context: Context, last: Mapping[str, Any], limit: float) -> lis
     key = (str(last["source"]), int(last["line"]))
     evidence = (Evidence(*key, context.texts.get(key, "")),)
     return [proof("engine-stall", title, (last["end"], None), evidence)]
+
+
+def _many(rows: pl.DataFrame) -> int:
+    """How many lines the rows stand for (`logscope.thinning`)."""
+    return int(rows["repeated"].sum())
 
 
 def _none_or(count: float) -> str:
@@ -202,10 +206,10 @@ def _died_after(context: Context, order: int) -> bool:
     return dead.filter(pl.col("order") > order).height > 0
 
 
-def _zero_windows(context: Context, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def _zero_windows(context: Context, rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """Before 0.8.5 (and at DEBUG) a stuck engine goes on printing: zero tokens, and a queue."""
     found, run = [], []
-    for row in [*rows, None]:
+    for row in itertools.chain(rows, [None]):
         if row is not None and row["idle"] and row["generation_tps"] is not None and _queued(row):
             run.append(row)
             continue

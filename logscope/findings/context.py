@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import polars as pl
@@ -27,7 +28,7 @@ class Context:
     log: EngineLog
     windows: pl.DataFrame | None
     logged: Logged
-    texts: dict[tuple[str, int], str]
+    texts: Mapping[tuple[str, int], str]
     exceptions: list[Evidence] = field(default_factory=list)
 
     @property
@@ -42,7 +43,7 @@ class Context:
 
 
 def context_of(
-    log: EngineLog, logged: Logged, texts: dict[tuple[str, int], str], exceptions: list[Evidence]
+    log: EngineLog, logged: Logged, texts: Mapping[tuple[str, int], str], exceptions: list[Evidence]
 ) -> Context:
     """Prepare an engine's context."""
     context = Context(log, stats_windows(log.get("stats")), logged, texts, exceptions)

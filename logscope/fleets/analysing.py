@@ -89,10 +89,10 @@ def _counted(
 def _portion(data: LogFrames, log: EngineLog) -> LogFrames:
     """Of the lines that may serve as evidence, those of the engine's sources."""
     own = {name for frame in log.frames.values() for name in frame["source"].unique().to_list()}
-    texts = {key: text for key, text in data.texts.items() if key[0] in own}
+    texts = data.texts.of_sources(own)
     place = log.facts.server, log.facts.run
     exceptions = {place: data.exceptions[place]} if place in data.exceptions else {}
-    return LogFrames({}, data.coverage, texts, exceptions)
+    return LogFrames({}, data.coverage, texts, exceptions, data.stored)
 
 
 def _result(task: _Task, *, seed: int) -> EngineResult:

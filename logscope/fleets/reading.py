@@ -9,10 +9,12 @@ from typing import Any
 
 import polars as pl
 
+from logscope.analysis_rows import Wanted
 from logscope.fleets.coverage import add_coverage
 from logscope.fleets.executors import Executor
 from logscope.log_frames import LogFrames, read_log
 from logscope.log_span import within_span
+from logscope.stored_rows import StoredRows
 from logscope.times import Span
 from parsers.events import Coverage
 from parsers.reader import MAX_SAMPLES
@@ -39,18 +41,24 @@ def stream_groups(sources: Sequence[Any]) -> list[list[int]]:
 
 
 def read_fleet(
-    sources: Sequence[Any], span: Span, executor: Executor, *, year: int | None = None
+    sources: Sequence[Any],
+    span: Span,
+    executor: Executor,
+    *,
+    year: int | None = None,
+    wanted: Wanted = "replay",
 ) -> LogFrames:
     """`read_log`, with the sources of one stream as one task of `executor`.
 
     Streams in which the same pod, unit or host speaks are one server's: they are read once more, together.
     """
     groups = stream_groups(sources)
-    parts = _read(sources, groups, span, executor, year)
+    read = partial(_read, sources, span=span, executor=executor, year=year, wanted=wanted)
+    parts = read(groups)
     while (joined := _joined(parts)) is not None:
         again = [g for g in joined if not any(p.positions == tuple(g) for p in parts)]
         kept = [p for p in parts if list(p.positions) in joined]
-        parts = kept + _read(sources, again, span, executor, year)
+        parts = kept + read(again)
     data = _merged(sorted(parts, key=lambda p: p.positions), [s.name for s in sources])
     return within_span(data, span) if span.needs_end else data
 
@@ -61,9 +69,12 @@ def _read(
     span: Span,
     executor: Executor,
     year: int | None,
+    wanted: Wanted,
 ) -> list[_Part]:
-    # A span that counts from the end needs the end of all of them.
-    task = partial(_read_group, span=Span() if span.needs_end else span, year=year)
+    # A span that counts from the end needs the end of all of them, and the time of each event until then.
+    task = partial(_read_group, span=span, year=year, wanted=wanted)
+    if span.needs_end:
+        task = partial(_read_group, span=Span(), year=year, wanted=None)
     items = [[sources[i] for i in group] for group in groups]
     shared = [all(_can_be_sent(s) for s in item) for item in items]
     sent_items = (item for item, sent in zip(items, shared, strict=True) if sent)
@@ -74,8 +85,10 @@ def _read(
     ]
 
 
-def _read_group(sources: Sequence[Any], span: Span, year: int | None) -> LogFrames:
-    return read_log(sources, span, year=year)
+def _read_group(
+    sources: Sequence[Any], span: Span, year: int | None, wanted: Wanted | None
+) -> LogFrames:
+    return read_log(sources, span, year=year, wanted=wanted)
 
 
 def _can_be_sent(source: Any) -> bool:
@@ -118,16 +131,22 @@ def _merged(parts: Sequence[_Part], names: Sequence[str]) -> LogFrames:
     numbers = _server_numbers(parts, position)
     starts = _order_starts(parts, position)
     frames: dict[str, list[pl.DataFrame]] = {}
+    stored: dict[str, list[StoredRows]] = {}
     merged = LogFrames({}, merged_coverage([p.data.coverage for p in parts], names))
     for index, part in enumerate(parts):
         own = {old: new for (i, old), new in numbers.items() if i == index}
         for family, frame in part.data.frames.items():
             shift = {name: start for (i, name), start in starts.items() if i == index}
             frames.setdefault(family, []).append(_renumbered(frame, own, shift))
-        merged.texts.update(part.data.texts)
+        for family, rows in part.data.stored.items():
+            shift = {name: start for (i, name), start in starts.items() if i == index}
+            stored.setdefault(family, []).append(rows.renumbered(own, shift))
+        merged.texts.take(part.data.texts)
         for (server, run), evidence in part.data.exceptions.items():
             merged.exceptions.setdefault((own[server], run), []).extend(evidence)
     merged.frames = {f: pl.concat(p).sort("order") for f, p in _as_met(frames)}
+    for family, parts_stored in stored.items():
+        merged.stored[family] = StoredRows.joined(parts_stored)
     return merged
 
 
@@ -158,18 +177,19 @@ def _seen(data: LogFrames) -> Iterable[tuple[int, str]]:
 
 def _order_starts(parts: Sequence[_Part], position: dict[str, int]) -> dict[tuple[int, str], int]:
     """By how much the `order` of a source's events moves: events are numbered through, source by source."""
-    spans: dict[str, tuple[int, int, int]] = {}
+    spans: dict[str, tuple[int, int, int]] = {}  # which task, first and last place
     for index, part in enumerate(parts):
         for frame in part.data.frames.values():
-            rows = frame.group_by("source").agg(pl.col("order").min(), pl.len().alias("n")).rows()
-            for source, low, count in rows:
-                before = spans.get(source, (index, low, 0))
-                spans[source] = (index, min(low, before[1]), before[2] + count)
+            order = pl.col("order")
+            places = frame.group_by("source").agg(order.min(), order.max().alias("last")).rows()
+            for source, low, high in places:
+                before = spans.get(source, (index, low, high))
+                spans[source] = (index, min(low, before[1]), max(high, before[2]))
     starts, at = {}, 0
     for source in sorted(spans, key=position.__getitem__):
-        index, low, count = spans[source]
+        index, low, high = spans[source]
         starts[index, source] = at - low
-        at += count
+        at += high - low + 1
     return starts
 
 

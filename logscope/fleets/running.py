@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from logscope.analysis import Analysis, analyze
+from logscope.analysis_rows import Wanted
 from logscope.fleets.analysing import analyze_fleet
 from logscope.fleets.executors import Executor, RayCluster
 from logscope.fleets.reading import read_fleet
@@ -23,15 +24,19 @@ def read_on(
     *,
     year: int | None = None,
     state: Path | None = None,
+    wanted: Wanted = "replay",
 ) -> LogFrames:
-    """Read `sources`, the streams in parallel where `executor` has several places to run; with `state` only what is new, one by one."""
+    """Read `sources`, the streams in parallel where `executor` has several places to run; with `state` only what is new, one by one.
+
+    `wanted`: see `logscope.analysis_rows`.
+    """
     if state is not None:
         from logscope.incremental.frames import read_with_state
 
         return read_with_state(state / "analyze", sources, span, year=year)
     if executor.width == 1 and not isinstance(executor, RayCluster):
-        return read_log(sources, span, year=year)
-    return read_fleet(sources, span, executor, year=year)
+        return read_log(sources, span, year=year, wanted=wanted)
+    return read_fleet(sources, span, executor, year=year, wanted=wanted)
 
 
 def analyze_on(

@@ -183,7 +183,8 @@ def _as_one_run(frames: Frames, memory: Memory, news: News) -> LogFrames:
     exceptions = frames.pop(EXCEPTIONS, pl.DataFrame(schema=_EXCEPTION_COLUMNS))
     servers = _server_numbers([*frames.values(), exceptions], position)
     found = LogFrames({}, _coverage(entries, news))
-    found.texts = {(names[source], line): text for source, line, text in texts.iter_rows()}
+    for source, line, text in texts.iter_rows():
+        found.texts[names[source], line] = text
     rows = sorted(exceptions.iter_rows(), key=lambda r: (position[r[3]], r[0]))
     for _, server, run, source, line, text in rows:
         place = found.exceptions.setdefault((servers[server], run), [])

@@ -16,11 +16,11 @@ import polars as pl
 
 from logscope.inference.log_clock import LogClock, Mark
 
-__all__ = ["Arrival", "Observations", "Window", "observe"]
+__all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe"]
 
 Row = dict[str, Any]
 
-_ENDPOINTS = (
+ENDPOINTS = (
     "completions",
     "responses",
     "generate",
@@ -175,7 +175,7 @@ def _access_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
         for row in _rows(frames.get("http"), _ACCESS, ("access",))
         if row["method"] == "POST"
         and row["status"] == 200
-        and (row["path"] or "").partition("?")[0].rstrip("/").rpartition("/")[2] in _ENDPOINTS
+        and (row["path"] or "").partition("?")[0].rstrip("/").rpartition("/")[2] in ENDPOINTS
     ]
 
 

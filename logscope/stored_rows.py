@@ -1,0 +1,140 @@
+"""Rows of a large family, kept on the disk and read back in part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from logscope.row_groups import RowGroups
+from parsers.frames import columns_of
+
+__all__ = ["StoredRows", "StoredWriter", "columns_kept"]
+
+_PLACE = ("order", "source", "line", "time", "outer_time", "at", "server", "run", "variant")
+_OWN = {
+    "request": (
+        *("request_id", "request_ids", "n", "max_tokens", "min_tokens"),
+        *("ignore_eos", "num_prompt_token_ids", "prompt_chars"),
+    ),
+    "http": ("method", "path", "status"),
+    "iteration": (
+        *("engine_index", "iteration", "context_requests", "context_tokens"),
+        *(
+            "generation_requests",
+            "generation_tokens",
+            "elapsed_ms",
+            "dummy",
+            "gpu_kv_cache_usage_pct",
+        ),
+    ),
+}
+"""What an inference looks at, by family."""
+
+
+def columns_kept(family: str) -> tuple[str, ...]:
+    """The columns that a replay needs of a family; the others read as null."""
+    return (*_PLACE, *_OWN[family])
+
+
+class _File:
+    """A temporary file that goes with the last who holds it, also to another process and back."""
+
+    def __init__(self, content: bytes | None = None) -> None:
+        handle, name = tempfile.mkstemp(prefix="logscope-", suffix=".rows")
+        os.close(handle)
+        self.path = Path(name)
+        self._end = weakref.finalize(self, self.path.unlink, missing_ok=True)
+        if content is not None:
+            self.path.write_bytes(content)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _File, (self.path.read_bytes(),)
+
+
+class StoredWriter:
+    """Writes the rows of a family, frame by frame. Raises OSError where the disk is full."""
+
+    def __init__(self, family: str, *, whole: bool) -> None:
+        self.family, self.whole = family, whole
+        self._file = _File()
+        columns = columns_of(family)
+        self._names = list(columns if whole else columns_kept(family))
+        schema = {name: columns[name] for name in self._names}
+        self._groups = RowGroups(self._file.path, schema)
+
+    def append(self, frame: pl.DataFrame) -> None:
+        """Write a frame of all the family's columns."""
+        self._groups.append(frame.select(self._names))
+
+    def rows(self) -> StoredRows:
+        """What was written; nothing can be appended after this."""
+        self._groups.close()
+        return StoredRows(self.family, (_Part(self._file),), self.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file, and what to read in place of its servers' numbers, and to add to the order of a source's events."""
+
+    file: _File
+    servers: Mapping[int, int] | None = None
+    shifts: Mapping[str, int] | None = None
+
+    def scan(self) -> pl.LazyFrame:
+        rows = pl.scan_parquet(self.file.path)
+        if self.servers is not None and self.shifts is not None:
+            shift = pl.col("source").replace_strict(self.shifts, return_dtype=pl.Int64)
+            rows = rows.with_columns(
+                pl.col("order") + shift,
+                pl.col("server").replace_strict(self.servers, return_dtype=pl.Int32),
+            )
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """All rows of one family; with `whole` in all their columns."""
+
+    family: str
+    parts: tuple[_Part, ...]
+    whole: bool = False
+
+    def scan(self) -> pl.LazyFrame:
+        """The rows, in the columns that were kept."""
+        return pl.concat([part.scan() for part in self.parts])
+
+    def frame(self, rows: pl.LazyFrame) -> pl.DataFrame:
+        """A selection of `scan` in all columns of the family, in the order of the log."""
+        found = rows.collect().sort("order")
+        return found.select(
+            pl.col(name) if name in found.columns else pl.lit(None, dtype).alias(name)
+            for name, dtype in columns_of(self.family).items()
+        )
+
+    def write(self, path: Path) -> None:
+        """Write all rows as one Parquet file."""
+        if len(self.parts) == 1 and self.parts[0].servers is None:
+            shutil.copyfile(self.parts[0].file.path, path)
+            return
+        names = columns_of(self.family)
+        self.scan().sort("order").select(names).sink_parquet(path)
+
+    def renumbered(self, servers: Mapping[int, int], shifts: Mapping[str, int]) -> StoredRows:
+        """The same rows of which others stand before; once only."""
+        parts = tuple(replace(p, servers=dict(servers), shifts=dict(shifts)) for p in self.parts)
+        return replace(self, parts=parts)
+
+    @staticmethod
+    def joined(stored: Sequence[StoredRows]) -> StoredRows:
+        """Rows of several logs as one."""
+        first = stored[0]
+        parts = tuple(part for rows in stored for part in rows.parts)
+        return replace(first, parts=parts, whole=all(rows.whole for rows in stored))

@@ -1,0 +1,274 @@
+"""A log is told the same way whether its requests, access lines and steps are all in memory, or only a few stand for them."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from logscope import analysis_rows, long_logs
+from logscope.analysis import analyze
+from logscope.analysis_json import analysis_document
+from logscope.cli import cli
+from logscope.line_texts import LineTexts
+from logscope.log_frames import read_log
+from logscope.thinning import LARGE_FAMILIES
+from logscope.times import Span
+from parsers import frames
+from parsers.columnar import reading
+from parsers.events import Coverage
+from parsers.frames import frames_of
+from parsers.reader import Keep, read_events
+from parsers.sources import Source, expand
+from tests.logs import access, stats_v1, v1_start
+
+SAMPLES = Path(__file__).parents[1] / "samples"
+STEP = "(EngineCore pid=2) INFO 05-09 00:{:02}:{:02} [core.py:412] Iteration({}): 1 context requests, 8 context tokens, 6 generation requests, 6 generation tokens, iteration elapsed time: 34.12 ms"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is large, and comes in small blocks."""
+    _make_small(monkeypatch)
+
+
+def _make_small(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(analysis_rows, "LARGE", 30)
+    patch.setattr(analysis_rows, "STEP", 60)
+    patch.setattr(frames, "CHUNK", 3)
+    patch.setattr(reading, "BLOCK", 1)
+    whole = Source.blocks
+
+    def blocks(source: Source) -> Iterator[bytes]:
+        for block in whole(source):
+            yield from (block[at : at + 4000] for at in range(0, len(block), 4000))
+
+    patch.setattr(Source, "blocks", blocks)
+
+
+def _plain(path: Path, folder: Path) -> Path:
+    data = path.read_bytes()
+    log = folder / path.name.removesuffix(".gz")
+    log.write_bytes(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return log
+
+
+def _document(log: Path, *, wanted: Any, replay: bool = False) -> dict[str, Any]:
+    data = read_log(expand([str(log)]), Span(), year=2026, wanted=wanted)
+    return analysis_document(analyze(data, replay=replay))
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in SAMPLES.glob("*.log*")))
+@pytest.mark.parametrize("wanted", ["findings", "replay", "frames"])
+def test_findings_are_the_same(name: str, wanted: str, tmp_path: Path, small: None) -> None:
+    log = _plain(SAMPLES / name, tmp_path)
+    data = read_log(expand([str(log)]), Span(), year=2026, wanted=wanted)
+    expected = set() if wanted == "findings" or "failed" in name else {"request", "http"}
+    assert set(data.stored) == expected
+    assert analysis_document(analyze(data, replay=False)) == _document(log, wanted=None)
+
+
+def test_a_replay_reads_its_rows_back(tmp_path: Path, small: None) -> None:
+    log = _plain(SAMPLES / "v1-calm.log", tmp_path)
+    assert _document(log, wanted="replay", replay=True) == _document(log, wanted=None, replay=True)
+
+
+def test_all_rows_are_written_where_frames_are_asked_for(tmp_path: Path, small: None) -> None:
+    log = _plain(SAMPLES / "v1-under-pressure.log", tmp_path)
+    out = tmp_path / "frames"
+    options = ["--no-replay", "--year", "2026", "--frames", str(out)]
+    assert CliRunner().invoke(cli, ["analyze", str(log), *options]).exit_code == 0
+    for family, frame in frames_of(read_events(expand([str(log)]), Coverage(), year=2026)).items():
+        assert_frame_equal(pl.read_parquet(out / f"{family}.parquet"), frame)
+
+
+def test_what_was_stored_travels_to_another_process_and_goes_with_its_holder(
+    tmp_path: Path, small: None
+) -> None:
+    log = _plain(SAMPLES / "v1-calm.log", tmp_path)
+    data = read_log(expand([str(log)]), Span(), year=2026)
+    rows = data.stored["request"]
+    sent = pickle.loads(pickle.dumps(rows))
+    assert_frame_equal(sent.scan().collect(), rows.scan().collect())
+    path = sent.parts[0].file.path
+    assert path.exists()
+    del sent
+    assert not path.exists()
+
+
+LINES = [
+    access("/v1/completions", "POST"),
+    access("/health"),
+    access("/metrics"),
+    access("/v1/embeddings", "POST"),
+    "(APIServer pid=1) INFO 05-09 00:50:10 [async_llm.py:420] Added request cmpl-a-0.",
+    "(APIServer pid=1) INFO 05-09 00:49:10 [async_llm.py:420] Added request cmpl-a-1.",
+    "(APIServer pid=1) INFO 05-09 00:50:00 [request_logger.py:65] Received request cmpl-b: params: BeamSearchParams(beam_width=2, max_tokens=3), lora_request: None.",
+    "(APIServer pid=1) INFO 05-09 00:50:00 [request_logger.py:65] Received request cmpl-c: params: SamplingParams(n=3, max_tokens=3), lora_request: None.",
+    *(STEP.format(50, i, i) for i in (3, 7)),
+    *(stats_v1(10.0 * i, 4, 3 * (i % 2), 99.0) for i in range(1, 6)),
+    "(APIServer pid=1) INFO 05-09 00:51:00 [api_server.py:1] vLLM API server version 0.10.2",
+]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    parts=st.lists(st.tuples(st.sampled_from(LINES), st.integers(1, 60)), min_size=1, max_size=8)
+)
+def test_any_mixture_is_told_the_same(
+    parts: Sequence[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.mktemp("any") / "server.log"
+    lines = [line for line, many in parts for _ in range(many)]
+    log.write_text("\n".join([*v1_start(), *lines]) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        _make_small(patch)
+        assert _document(log, wanted="findings") == _document(log, wanted=None)
+
+
+def test_probes_behind_the_last_statistics_line_are_counted(tmp_path: Path, small: None) -> None:
+    lines = [stats_v1(10.0 * i, 1, 1, 99.0) for i in range(1, 7)]
+    lines = [line for stats in lines for line in (*[access()] * 5, stats)]
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*v1_start(), *lines, *[access()] * 60]) + "\n")
+    found = _document(log, wanted="findings")
+    assert found["verdict"] == "engine-stall"
+    assert any("answered 60 health probes" in f["title"] for f in found["findings"])
+
+
+def test_few_rows_stand_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis_rows, "LARGE", 500)
+    monkeypatch.setattr(analysis_rows, "STEP", 200)
+    monkeypatch.setattr(reading, "BLOCK", 1 << 12)
+    log = tmp_path / "server.log"
+    events = (LINES[0], LINES[2], LINES[4], LINES[8], LINES[4])
+    log.write_text("\n".join([*v1_start(), *events * 4000]) + "\n")
+    data = read_log(expand([str(log)]), Span(), wanted="findings")
+    assert all(data.frames[family].height < 50 for family in LARGE_FAMILIES)
+
+
+def _long(turns: int, *, steps: bool = False) -> list[str]:
+    """A calm log with one busy quarter in the middle."""
+    lines = []
+    for i in range(turns):
+        busy = turns // 2 <= i < 3 * turns // 4
+        at = 10.0 * i
+        stamp = stats_v1(at, 1, 0, 1.0).split("[")[0]
+        for k in range(4):
+            name = f"cmpl-{i}-{k}"
+            lines.append(
+                f"{stamp}[request_logger.py:65] Received request {name}: params: SamplingParams(n=1, ignore_eos=True, max_tokens=20), lora_request: None."
+            )
+        if steps:
+            minute, second = divmod(int(at) % 3600, 60)
+            lines.append(STEP.format(minute, second, i + 1))
+        lines.append(stats_v1(at, 4, 5 if busy else 0, 99.0 if busy else 10.0))
+    return lines
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_worst_span_of_a_long_log_is_cut_out(
+    tmp_path: Path, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("MANY_ARRIVALS", 500), ("_ARRIVALS", 100), ("_MARGIN", 3)):
+        monkeypatch.setattr(long_logs, name, value)
+    if stored:
+        _make_small(monkeypatch)
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*v1_start(), *_long(200)]) + "\n")
+    data = read_log(expand([str(log)]), Span(), year=2026)
+    found = analyze(data, replay=False)
+    portion = long_logs.worst_portion(found.engines[0].log, data.stored)
+    requests, stats = portion.log.frames["request"], portion.log.frames["stats"]
+    assert portion.requests == 800
+    assert 100 <= requests.height <= 140
+    assert stats.filter(pl.col("waiting") > 0).height >= 25
+    assert portion.share == pytest.approx(stats.filter(pl.col("waiting") > 0).height / 50)
+    whole = frames_of(read_events(expand([str(log)]), Coverage(), year=2026, keep=Keep()))
+    inside = whole["request"].filter(pl.col("order").is_in(requests["order"].implode()))
+    kept = ["order", "request_id", "max_tokens", "ignore_eos", "at"]
+    assert_frame_equal(requests.select(kept), inside.select(kept))
+
+
+def test_a_log_that_is_not_long_is_left_whole(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*v1_start(), *_long(50)]) + "\n")
+    data = read_log(expand([str(log)]), Span(), year=2026)
+    engine = analyze(data, replay=False).engines[0].log
+    assert long_logs.worst_portion(engine, data.stored).log is engine
+
+
+def test_a_long_log_says_which_span_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("MANY_ARRIVALS", 500), ("_ARRIVALS", 60), ("_MARGIN", 3)):
+        monkeypatch.setattr(long_logs, name, value)
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*v1_start(), *_long(200)]) + "\n")
+    data = read_log(expand([str(log)]), Span(), year=2026)
+    answer = analyze(data, with_advice=False).engines[0].answer
+    assert answer is not None
+    assert answer.requests == 800
+    (said,) = (f for f in answer.findings if f.id == "coverage")
+    assert "worst span, 2026-05-09 01:" in said.title
+
+
+def test_counts_of_a_span_are_extrapolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*v1_start(), *_long(50)]) + "\n")
+    data = read_log(expand([str(log)]), Span(), year=2026)
+    found = analyze(data, with_advice=False).engines[0]
+    assert found.answer is not None
+    answer = replace(found.answer, preemptions=(8.0, 10.0, 12.0), recomputed_tokens=30)
+    whole = long_logs.extrapolated(answer, long_logs.Portion(found.log, 0.5, 900), 500)
+    low, value, high = whole.preemptions
+    assert value == 20.0
+    assert low < 16.0 < 24.0 < high
+    assert whole.recomputed_tokens == 60
+    assert whole.requests == 900
+    assert long_logs.extrapolated(answer, long_logs.Portion(found.log), 500) is answer
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("ab\né\udc80", max_size=4)),
+        max_size=80,
+    )
+)
+def test_line_texts_are_a_dict(entries: list[tuple[int, int, str]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("logscope.line_texts._PACK", 4)
+        found, want = LineTexts(), {}
+        for source, line, text in entries:
+            found[str(source), line] = want[str(source), line] = text
+        assert dict(found) == want
+        assert len(found) == len(want)
+        assert all(found.get(key) == text for key, text in want.items())
+        assert found.get(("3", 1)) is None
+        other = LineTexts()
+        other["0", 99] = "more"
+        found.take(other)
+        assert dict(found) == {**want, ("0", 99): "more"}
+        assert set(found.of_sources({"1"})) == {key for key in want if key[0] == "1"}
+
+
+def test_texts_of_statistics_lines_take_little_room() -> None:
+    tracemalloc.start()
+    texts = LineTexts()
+    for line in range(50_000):
+        texts["server.log", line] = stats_v1(line % 3600, line % 9, 0, 12.5)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert size / 50_000 < 80
+    assert texts["server.log", 49_999] == stats_v1(49_999 % 3600, 49_999 % 9, 0, 12.5)
