@@ -19,6 +19,7 @@ import pytest
 
 from logscope.report.charts import charts
 from logscope.report.html import PLOTLY_SHA256, plotly_script, render_html, write_html
+from logscope.report.sampling import MAX_POINTS
 from logscope.report.view_advice import advice, compared
 from logscope.report.words import NOT_VISIBLE, VERDICTS, seconds
 
@@ -233,7 +234,7 @@ def test_a_day_stays_small_and_quick(
     [usage] = [
         t for t in drawn.figure["data"] if t["name"] == "KV usage" and "dash" not in t["line"]
     ]
-    assert len(usage["x"]) <= 2_000
+    assert len(usage["x"]) <= MAX_POINTS
     assert max(usage["y"]) == 100.0
     assert any("8,640" in note for note in drawn.notes)
     assert len(drawn.table.rows) <= 241

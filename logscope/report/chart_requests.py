@@ -11,12 +11,13 @@ import polars as pl
 from .chart import Chart, Table, figure_json, iso
 from .palette import INK, LEDGER, SERIES
 from .safe import axis_text, visible
-from .sampling import MAX_POINTS
 from .words import LEDGER_LABELS, count, moment, seconds
 
 __all__ = ["gantt", "tail"]
 
 MAX_LANES = 48
+WHOLE_TAIL = 100
+CURVE_POINTS = 300
 ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
 ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
 SAMPLE = (
@@ -90,12 +91,19 @@ def tail(
 def _slower_than(values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Points of the falling curve: at each value the share of all that are greater."""
     size = len(values)
-    tail_from = max(0, size - MAX_POINTS // 4)  # the tail is what one looks at: never thinned
-    body = range(0, tail_from, max(1, tail_from * 4 // (MAX_POINTS * 3)))
-    keep = [*body, *range(tail_from, size)]
+    keep = _even_on_a_log_scale(size)
     # A log scale has no 0: the last step ends at half a request.
     shares = [max(size - 1 - i, 0.5) / size for i in keep]
     return [0.0, *(round(values[i], 4) for i in keep)], [1.0, *(round(s, 6) for s in shares)]
+
+
+def _even_on_a_log_scale(size: int) -> list[int]:
+    """Ranks to draw, ascending: the slowest `WHOLE_TAIL` all, the others so that the curve falls by a pixel from one to the next."""
+    keep = set(range(max(0, size - WHOLE_TAIL), size))
+    if size > WHOLE_TAIL:
+        fall = (WHOLE_TAIL / size) ** (1 / CURVE_POINTS)
+        keep |= {size - max(1, round(size * fall**step)) for step in range(CURVE_POINTS)}
+    return sorted(keep)
 
 
 def _percentiles(title: str, known: Sequence[tuple[str, Sequence[float]]]) -> Table:

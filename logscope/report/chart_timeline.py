@@ -21,6 +21,7 @@ __all__ = ["timeline"]
 
 TABLE_ROWS = 240
 MAX_SPIKES = 40
+MAX_BARS = 360
 GAP = 3.0  # so many usual intervals without a line, and the curve is broken
 
 # column of the statistics, of the replay's steps, name, colour, shape of the line
@@ -167,21 +168,29 @@ def _with_gaps(
 
 def _preemption_bars(counted: Sequence[dict[str, Any]], row: int) -> dict[str, Any]:
     windows = [(moment(w.get("start")), moment(w.get("end")), w.get("value")) for w in counted]
-    known = [(a, b, v) for a, b, v in windows if a and b and v is not None]
-    if len(known) > MAX_POINTS:  # empty windows say nothing that the axis does not say
-        known = [w for w in known if w[2] > 0]
-    keep = keep_extremes([v for _, _, v in known])
+    known = _gathered([(a, b, float(v)) for a, b, v in windows if a and b and v is not None])
     whole = (known[-1][1] - known[0][0]).total_seconds() if known else 0.0
     least = max(whole * 4, 1.0)  # milliseconds: an instant is drawn, too
     return {
         "type": "bar",
         "name": "Preemptions",
-        "x": [iso(known[i][0] + (known[i][1] - known[i][0]) / 2) for i in keep],
-        "y": [round(float(known[i][2]), 2) for i in keep],
-        "width": [max(least, (known[i][1] - known[i][0]).total_seconds() * 900) for i in keep],
+        "x": [iso(start + (end - start) / 2) for start, end, _ in known],
+        "y": [round(value, 2) for _, _, value in known],
+        "width": [max(least, (end - start).total_seconds() * 900) for start, end, _ in known],
         "yaxis": _axis("y", row),
         "marker": {"color": SERIES["preemptions"]},
     }
+
+
+def _gathered(
+    windows: list[tuple[datetime, datetime, float]],
+) -> list[tuple[datetime, datetime, float]]:
+    """At most `MAX_BARS` windows: neighbours as one with their sum, so that no preemption is lost."""
+    per = -(-len(windows) // MAX_BARS)
+    if per <= 1:
+        return windows
+    parts = [windows[i : i + per] for i in range(0, len(windows), per)]
+    return [(part[0][0], part[-1][1], sum(value for *_, value in part)) for part in parts]
 
 
 def _axis(letter: str, number: int) -> str:
