@@ -170,7 +170,7 @@ def _preemption_bars(counted: Sequence[dict[str, Any]], row: int) -> dict[str, A
     windows = [(moment(w.get("start")), moment(w.get("end")), w.get("value")) for w in counted]
     known = _gathered([(a, b, float(v)) for a, b, v in windows if a and b and v is not None])
     whole = (known[-1][1] - known[0][0]).total_seconds() if known else 0.0
-    least = max(whole * 4, 1.0)  # milliseconds: an instant is drawn, too
+    least = max(whole * 2, 1.0)  # milliseconds: an instant is drawn, too
     return {
         "type": "bar",
         "name": "Preemptions",
