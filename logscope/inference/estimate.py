@@ -120,7 +120,7 @@ def infer(
         spread: does the passes that know nothing of each other; whoever does them, the answer is the same.
 
     Returns:
-        None where the log holds no statistics lines, no requests, or not the size of the KV cache.
+        None where the log holds no statistics lines, no requests (or none that ended), or not the size of the KV cache.
     """
     config = engine_config(facts)
     seen = observe(frames) if config is not None else None
@@ -155,7 +155,9 @@ def infer(
         enable_prefix_caching=lengths.sharing.groups > 0,
     )
     chosen = _some(particles, _replays(seen, plain))
-    workloads = tuple(_workload(seen, p, plain) for p in chosen)
+    workloads = tuple(w for p in chosen if (w := _workload(seen, p, plain)).requests)
+    if not workloads:
+        return None
     replays = tuple(spread(_Replay(plain), list(enumerate(workloads))))
     ledger = ledgers(replays)
     counts = count_preemptions(seen, particles, _WIDEST[seen.level], covered)
