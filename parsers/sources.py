@@ -157,9 +157,11 @@ class Source:
         try:
             with remote.open() as stream:
                 yield from self._read(stream)
-        except (OSError, DamagedError, JournalError):
+        except (DamagedError, JournalError):
             raise
         except Exception as error:  # each store has exceptions of its own
+            if isinstance(error, OSError) and error.strerror:
+                raise
             raise OSError(0, sentence_of(error)) from error
 
     def _read(self, stream: BinaryIO, head: bytes = b"") -> Iterator[bytes]:

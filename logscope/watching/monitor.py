@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -353,17 +354,22 @@ def _added(counts: list[tuple[float, float, float, str]]) -> tuple[float, float,
 
 def _reading(event: Event) -> Reading:
     fields = event.fields
-    gpu, cpu = fields.get("gpu_kv_cache_usage_pct"), fields.get("cpu_kv_cache_usage_pct")
+    gpu, cpu = (_known(fields.get(f"{d}_kv_cache_usage_pct")) for d in ("gpu", "cpu"))
     used = cpu if cpu and not gpu else gpu  # a CPU build of V0 shows its cache beside an idle GPU's
     return Reading(
         event.time,
-        fields["running"],
-        fields.get("waiting") or 0,
+        _known(fields.get("running")) or 0,
+        _known(fields.get("waiting")) or 0,
         None if used is None else round(float(used) / 100, 6),
-        fields.get("prompt_throughput"),
-        fields.get("generation_throughput"),
-        fields.get("preemptions"),
+        _known(fields.get("prompt_throughput")),
+        _known(fields.get("generation_throughput")),
+        _known(fields.get("preemptions")),
     )
+
+
+def _known(value: Any) -> Any:
+    """A number; what a damaged line has in its place is not known."""
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _started(reading: Reading) -> str:

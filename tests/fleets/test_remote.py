@@ -105,7 +105,7 @@ def test_state_goes_on_in_a_store(memory: Any, tmp_path: Path) -> None:
 def test_without_fsspec_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
     (source,) = expand(["s3://bucket/x.log"])
     assert source.problem is not None
     assert "pip install 'logscope[remote]'" in source.problem
