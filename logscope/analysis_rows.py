@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -12,7 +10,8 @@ import polars as pl
 from logscope.stored_rows import StoredRows, StoredWriter
 from logscope.thinning import LARGE_FAMILIES, MARK, Orders, marked, thinned
 from parsers.events import Event
-from parsers.frames import FrameBuilder, Value, columns_of
+from parsers.frames import FrameBuilder
+from parsers.lean import Lean
 
 __all__ = ["AnalysisRows", "Wanted"]
 
@@ -49,13 +48,11 @@ class AnalysisRows(FrameBuilder):
             for family in LARGE_FAMILIES:
                 self._relieve(family)
 
-    def add_frame(
-        self, family: str, frame: pl.DataFrame, same: Mapping[str, Value] = MappingProxyType({})
-    ) -> None:
+    def add_frame(self, family: str, lean: Lean) -> None:
         """Take numbered events of a family; later than any frame before."""
         if family == "stats":
-            self._stats_orders.append(frame["order"].to_numpy())
-        super().add_frame(family, _light(frame, same, columns_of(family)))
+            self._stats_orders.append(lean.frame["order"].to_numpy())
+        super().add_frame(family, lean)
         if family in LARGE_FAMILIES:
             self._relieve(family)
 
@@ -95,16 +92,6 @@ class AnalysisRows(FrameBuilder):
             if self._stats_orders
             else np.empty(0, np.int64)
         )
-
-
-def _light(
-    frame: pl.DataFrame, same: Mapping[str, Value], schema: Mapping[str, pl.DataType]
-) -> pl.DataFrame:
-    """The frame in all columns; those of one value as literals, which Polars keeps once."""
-    return frame.select(
-        pl.col(name) if name in frame.columns else pl.lit(same.get(name), dtype).alias(name)
-        for name, dtype in schema.items()
-    )
 
 
 class _Large:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
-
-import polars as pl
 
 from logscope.row_groups import RowGroups
 from logscope.whole_files import whole_file
 from parsers.events import Event
-from parsers.frames import FrameBuilder, Value, columns_of
+from parsers.frames import FrameBuilder, columns_of
+from parsers.lean import Lean
 
 __all__ = ["FrameFiles"]
 
@@ -30,8 +28,6 @@ class FrameFiles(FrameBuilder):
     The files stand under hidden names beside their place until `finish`.
     """
 
-    takes_categories = True  # a file's dictionary then need not be looked for in each row
-
     def __init__(self, folder: Path) -> None:
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,15 +41,13 @@ class FrameFiles(FrameBuilder):
         if not self.awaits and self.waiting(event.family) >= ROWS:
             self._put_away(event.family)
 
-    def add_frame(
-        self, family: str, frame: pl.DataFrame, same: Mapping[str, Value] = MappingProxyType({})
-    ) -> None:
+    def add_frame(self, family: str, lean: Lean) -> None:
         """Take numbered events of a family; later than any frame before. Raises OSError as `add` does."""
         if self.waiting(family):
-            super().add_frame(family, frame, same)
+            super().add_frame(family, lean)
             self._put_away(family)
         else:
-            self._append(family, self._arrived(frame), same)
+            self._append(family, self._arrived(lean))
 
     def finish(self) -> None:
         """Give the files their names. Raises OSError where one cannot be written."""
@@ -73,17 +67,17 @@ class FrameFiles(FrameBuilder):
 
     def _put_away(self, family: str) -> None:
         for part in self.taken_parts(family):
-            self._append(family, part, {})
+            self._append(family, Lean(part))
 
-    def _append(self, family: str, frame: pl.DataFrame, same: Mapping[str, Value]) -> None:
-        if not len(frame):
+    def _append(self, family: str, lean: Lean) -> None:
+        if not len(lean):
             return
         file = self._files.get(family)
         if file is None:
             place = self._places.enter_context(whole_file(self._place(family)))
             file = self._files[family] = RowGroups(place, columns_of(family), ROWS)
         with self._named(family):
-            file.append(frame, same)
+            file.append(lean)
 
     def _place(self, family: str) -> Path:
         return self._folder / f"{family}.parquet"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
 import polars as pl
@@ -24,8 +23,7 @@ from logscope.parquet_footer import (
     row_group,
     span_of,
 )
-from logscope.stacking import Lean, stacked
-from parsers.frames import Value, completed, repeated
+from parsers.lean import Lean, Value, repeated, stacked
 
 __all__ = ["RowGroups"]
 
@@ -43,8 +41,7 @@ class _Pages(NamedTuple):
 class RowGroups:
     """Frames with the columns of `schema`, appended to a file at `path`, which is a Parquet file once `close` was called.
 
-    A row group has `rows` rows, the last one fewer. A frame may have an `Enum` for a text column: that makes the same pages, sooner.
-    All methods raise OSError where the file cannot be written.
+    A row group has `rows` rows, the last one fewer. All methods raise OSError where the file cannot be written.
     """
 
     def __init__(self, path: Path, schema: Mapping[str, pl.DataType], rows: int = 50_000) -> None:
@@ -58,23 +55,23 @@ class RowGroups:
         self._file.write(MAGIC)
         self._at = len(MAGIC)
 
-    def append(self, frame: pl.DataFrame, same: Mapping[str, Value] = MappingProxyType({})) -> None:
-        """Take the rows of `frame`; a column that it lacks has one value in all rows: that of `same`, else null."""
-        self._held.append(Lean(frame, same))
+    def append(self, frame: Lean) -> None:
+        """Take the rows of a frame."""
+        self._held.append(frame)
         self._waiting += len(frame)
         if self._waiting < self._rows:
             return
-        whole, same = stacked(self._held, self._schema)
+        whole = stacked(self._held, self._schema)
         full = len(whole) - len(whole) % self._rows
         for at in range(0, full, self._rows):
-            self._write(whole.slice(at, self._rows), same)
-        self._held, self._waiting = [Lean(whole.slice(full), same)], len(whole) - full
+            self._write(whole.part(at, at + self._rows))
+        self._held, self._waiting = [whole.part(full, len(whole))], len(whole) - full
 
     def close(self) -> None:
         """End the file."""
         if self._waiting:
-            whole, same = stacked(self._held, self._schema)
-            self._group(_pages(completed(whole, same, self._schema)), len(whole))
+            whole = stacked(self._held, self._schema).whole(self._schema)
+            self._group(_pages(whole), len(whole))
         empty = io.BytesIO()
         pl.DataFrame(schema=dict(self._schema)).write_parquet(empty)
         self._file.write(joined_footer(footer_of(empty.getbuffer()), self._groups, self._written))
@@ -84,25 +81,30 @@ class RowGroups:
         """Let go of the file, which is not to be used."""
         self._file.close()
 
-    def _write(self, frame: pl.DataFrame, same: Mapping[str, Value]) -> None:
+    def _write(self, lean: Lean) -> None:
         """Write a row group of the usual size."""
-        level = {c.name: c[0] for c in frame.get_columns() if _is_level(c)}
-        values = {name: same.get(name) for name in self._schema if name not in frame.columns}
-        values |= level
+        level = _level(lean.frame)
+        varied = [column for column in lean.frame.get_columns() if column.name not in level]
+        varied += [column.categories().alias(name) for name, column in lean.coded.items()]
+        own = {column.name for column in varied}
+        values = {n: level.get(n, lean.same.get(n)) for n in self._schema if n not in own}
+        pages = self._moulded(values) | _pages(pl.DataFrame(varied))
+        self._group(pages, len(lean))
+
+    def _moulded(self, values: Mapping[str, Value]) -> dict[str, _Pages]:
+        """The pages of columns that have one value each."""
         unknown = {name: v for name, v in values.items() if (name, v) not in self._moulds}
-        if unknown:
-            if len(self._moulds) > _MOST_MOULDS:
-                self._moulds.clear()
-                unknown = values
-            single = pl.DataFrame(
+        if len(self._moulds) + len(unknown) > _MOST_MOULDS:
+            self._moulds.clear()
+            unknown = dict(values)
+        made = _pages(
+            pl.DataFrame(
                 repeated(value, self._rows, self._schema[name]).alias(name)
                 for name, value in unknown.items()
             )
-            made = _pages(single)
-            self._moulds |= {(name, value): made[name] for name, value in unknown.items()}
-        pages = {name: self._moulds[name, value] for name, value in values.items()}
-        varied = [column for column in frame.get_columns() if column.name not in level]
-        self._group(pages | _pages(pl.DataFrame(varied)), len(frame))
+        )
+        self._moulds |= {(name, value): made[name] for name, value in unknown.items()}
+        return {name: self._moulds[name, value] for name, value in values.items()}
 
     def _group(self, pages: Mapping[str, _Pages], rows: int) -> None:
         chunks = []
@@ -115,12 +117,19 @@ class RowGroups:
         self._written += rows
 
 
+def _level(frame: pl.DataFrame) -> dict[str, Value]:
+    """The columns that have one value in all rows, none of them a list, and the values."""
+    columns = zip(frame.get_columns(), frame.row(0), frame.row(-1), strict=True)
+    return {
+        column.name: first
+        for column, first, last in columns
+        if first == last and not isinstance(first, float | list) and _is_level(column)
+    }
+
+
 def _is_level(column: pl.Series) -> bool:
-    """Whether all rows have one value."""
-    if column.null_count() or column.dtype.is_nested() or column.dtype.is_float():
-        return column.null_count() == len(column)  # 0.0 and -0.0 are equal, and two values
-    values = column.to_physical()
-    return values[0] == values[-1] and bool((values == values[0]).all())
+    nulls = column.null_count()
+    return nulls == len(column) if nulls else bool((column == column[0]).all())
 
 
 def _pages(frame: pl.DataFrame) -> dict[str, _Pages]:

@@ -15,6 +15,7 @@ import polars as pl
 
 from logscope.row_groups import RowGroups
 from parsers.frames import columns_of
+from parsers.lean import Lean
 
 __all__ = ["StoredRows", "StoredWriter", "columns_kept"]
 
@@ -72,7 +73,7 @@ class StoredWriter:
 
     def append(self, frame: pl.DataFrame) -> None:
         """Write a frame of all the family's columns."""
-        self._groups.append(frame.select(self._names))
+        self._groups.append(Lean(frame.select(self._names)))
 
     def rows(self) -> StoredRows:
         """What was written; nothing can be appended after this."""

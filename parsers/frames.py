@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -14,16 +12,14 @@ import polars as pl
 from parsers import families
 from parsers.clock import from_epoch_us, to_epoch_us
 from parsers.events import Event
+from parsers.lean import Lean
 
 __all__ = [
     "COMMON",
     "FrameBuilder",
-    "Value",
     "columns_of",
-    "completed",
     "fields_frame",
     "frames_of",
-    "repeated",
 ]
 
 COMMON: dict[str, pl.DataType] = {
@@ -51,18 +47,12 @@ COMMON: dict[str, pl.DataType] = {
 """Columns of every family: `order` counts the input's events, `time` is the record's own clock (local, no zone), `outer_time`
 the envelope's; `at` is the record's own time, else that of the last record before it in the same server's stream."""
 
-Value = str | int | float | bool | None
-"""What all rows of a frame may have in a column."""
-
 CHUNK = 10_000
 """So many rows wait as Python objects (some 2 kB each) before they become a frame."""
 
 
 class FrameBuilder:
     """Collects events and builds each family's frame; memory goes with the events kept, not with the log."""
-
-    takes_categories = False
-    """Whether texts of the frames that come may be an `Enum`'s, where few of them come again and again."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[dict[str, Any]]] = {}
@@ -107,25 +97,21 @@ class FrameBuilder:
         self._awaited += count
         return order
 
-    def add_frame(
-        self, family: str, frame: pl.DataFrame, same: Mapping[str, Value] = MappingProxyType({})
-    ) -> None:
-        """Take numbered events of a family, later than any frame before, in the columns of `columns_of`.
-
-        A column that `frame` lacks has one value in all rows: that of `same`, else null.
-        """
-        frame = completed(self._arrived(frame), same, columns_of(family))
+    def add_frame(self, family: str, lean: Lean) -> None:
+        """Take numbered events of a family, in columns of `columns_of`; later than any frame before."""
+        frame = self._arrived(lean).whole(columns_of(family))
         done = self._done.setdefault(family, [])
         if rows := self._rows.pop(family, None):
             done.append(_frame(family, rows))
             if rows[-1]["order"] > frame["order"][0]:
-                frame = pl.concat((done.pop(), _plain(frame))).sort("order")
+                frame = pl.concat((done.pop(), frame)).sort("order")
         done.append(frame)
 
-    def _arrived(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def _arrived(self, lean: Lean) -> Lean:
         """Numbered events, in their order."""
-        self._awaited -= len(frame)
-        return frame if frame["order"].is_sorted() else frame.sort("order")
+        self._awaited -= len(lean)
+        order = lean.frame["order"]
+        return lean if order.is_sorted() else lean.in_order(order.arg_sort())
 
     def families(self) -> list[str]:
         """The families of which there are events."""
@@ -196,30 +182,6 @@ def columns_of(family: str) -> dict[str, pl.DataType]:
     return {**COMMON, **own, "extra": pl.String()}
 
 
-def completed(
-    frame: pl.DataFrame, same: Mapping[str, Value], schema: Mapping[str, pl.DataType]
-) -> pl.DataFrame:
-    """The frame in all columns of `schema`; one that it lacks has the value of `same` in all rows, else null."""
-    if len(frame.columns) == len(schema):
-        return frame
-    own = frame.to_dict()
-    return pl.DataFrame(
-        own[name] if name in own else repeated(same.get(name), len(frame), dtype).alias(name)
-        for name, dtype in schema.items()
-    )
-
-
-def repeated(value: Value, size: int, dtype: pl.DataType) -> pl.Series:
-    """A column of one value."""
-    column: pl.Series = _single(value, dtype).new_from_index(0, size)
-    return column
-
-
-@lru_cache(maxsize=1 << 10, typed=True)
-def _single(value: Value, dtype: pl.DataType) -> pl.Series:
-    return pl.Series([value], dtype=dtype)
-
-
 def fields_frame(family: str, fields: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """The fields of a family's matches as columns of its schema, and `extra`; one row each."""
     schema = families.schema(family)
@@ -246,12 +208,6 @@ def _frame(family: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
         for name, dtype in COMMON.items()
     ]
     return pl.DataFrame(common).hstack(fields_frame(family, [row["fields"] for row in rows]))
-
-
-def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with texts for categories."""
-    coded = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Enum)]
-    return frame.with_columns(pl.col(coded).cast(pl.String())) if coded else frame
 
 
 def _fit(value: Any, dtype: pl.DataType) -> tuple[Any, bool]:

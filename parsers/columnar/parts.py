@@ -8,26 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from parsers.columnar.block import Mask, Rows
-from parsers.frames import Value, repeated
+from parsers.lean import Coded, Value, repeated
 
-__all__ = ["Coded", "Column", "Part", "joined", "series"]
-
-_MOST_TEXTS = 4096
-
-
-class Coded(NamedTuple):
-    """A column of few texts: a row has the text that its code is the place of."""
-
-    texts: Sequence[str | None]
-    codes: NDArray[np.uint32]
-
+__all__ = ["Column", "Part", "joined", "series"]
 
 Column = Value | Coded | pl.Series
 """One value for all rows, or one for each."""
@@ -76,18 +64,14 @@ def joined(parts: Sequence[Part], schema: dict[str, pl.DataType]) -> Part:
     return Part(rows[order], columns)
 
 
-def series(column: Column, size: int, dtype: pl.DataType, *, categories: bool = False) -> pl.Series:
-    """The column of `size` rows; with `categories` coded texts become an `Enum` of them."""
+def series(column: Column, size: int, dtype: pl.DataType) -> pl.Series:
+    """The column of `size` rows."""
+    if isinstance(column, Coded):
+        return column.series(dtype)
     if isinstance(column, pl.Series):
         whole: pl.Series = column.cast(dtype)
-    elif isinstance(column, Coded):
-        few = categories and len(column.texts) <= _MOST_TEXTS
-        texts = [text for text in column.texts if text is not None]
-        kind = pl.Enum(texts) if few else dtype
-        whole = pl.Series(column.texts, dtype=kind).gather(pl.Series(column.codes))
-    else:
-        whole = repeated(column, size, dtype)
-    return whole
+        return whole
+    return repeated(column, size, dtype)
 
 
 def _coded(each: Iterable[Column], sizes: Iterable[int], order: Rows) -> Coded:

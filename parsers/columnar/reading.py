@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from parsers.columnar.block import Block, Mask, is_available
 from parsers.columnar.messages import Memory, Said, messages_of
-from parsers.columnar.parts import Coded, Part, joined, series
+from parsers.columnar.parts import Part, joined, series
 from parsers.columnar.structure import Structure, mark_tails, structure_of
 from parsers.columnar.templates import alike_in
 from parsers.events import Coverage, Event
-from parsers.frames import FrameBuilder, Value, columns_of
+from parsers.frames import FrameBuilder, columns_of
+from parsers.lean import Coded, Lean, Value
 from parsers.lines import Line
 from parsers.prefix import parse_header
 from parsers.reader import (
@@ -259,8 +260,7 @@ class _Stretch:
             part = joined(parts, schema)
             part = part.kept(self.taken[part.rows])
             if len(part.rows):
-                frame, same = self._frame(part, schema)
-                self.source.builder.add_frame(family, frame, same)
+                self.source.builder.add_frame(family, self._frame(part, schema))
         evidence = self.source.evidence
         if evidence is None:
             return
@@ -269,10 +269,7 @@ class _Stretch:
             message = text[self.said.texts[row] :]
             evidence(self.source.reader.name, self.first + row, message[:MAX_TEXT])
 
-    def _frame(
-        self, part: Part, schema: dict[str, pl.DataType]
-    ) -> tuple[pl.DataFrame, dict[str, Value]]:
-        """The columns that vary, and the values of those that do not."""
+    def _frame(self, part: Part, schema: dict[str, pl.DataType]) -> Lean:
         rows = part.rows
         columns = part.columns | {
             "order": pl.Series(self.order[rows]),
@@ -284,16 +281,17 @@ class _Stretch:
             "source": self.source.reader.name,
             "repeated": 1,
         }
-        categories = self.source.builder.takes_categories
         varied: list[pl.Series] = []
         same: dict[str, Value] = {}
+        coded: dict[str, Coded] = {}
         for name, column in columns.items():
-            if isinstance(column, pl.Series | Coded):
-                whole = series(column, len(rows), schema[name], categories=categories)
-                varied.append(whole.alias(name))
+            if isinstance(column, Coded):
+                coded[name] = column
+            elif isinstance(column, pl.Series):
+                varied.append(series(column, len(rows), schema[name]).alias(name))
             else:
                 same[name] = column
-        return pl.DataFrame(varied), same
+        return Lean(pl.DataFrame(varied), same, coded)
 
 
 def _level(values: NDArray[np.int32]) -> pl.Series | int:

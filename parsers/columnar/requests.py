@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from parsers import families
 from parsers.columnar.block import Alphabet, Block, Mask, Rows
-from parsers.columnar.parts import Coded, Column, Part
+from parsers.columnar.parts import Column, Part
 from parsers.columnar.prefixes import WORD_CHARS
 from parsers.columnar.shapes import Hole, Shape, shape_of
 from parsers.families.formats import Fields
 from parsers.frames import fields_frame
+from parsers.lean import Coded
 from parsers.prefix import Header, strip_ansi
 from parsers.records import Record, RecordText, glued_at, is_open, may_continue
 

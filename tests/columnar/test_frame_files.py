@@ -19,6 +19,7 @@ from logscope.row_groups import RowGroups
 from parsers.columnar import reading
 from parsers.events import Coverage
 from parsers.frames import frames_of
+from parsers.lean import Lean
 from parsers.reader import read_events
 from parsers.sources import expand
 
@@ -84,7 +85,7 @@ def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
     ]
     file = RowGroups(path, parts[0].schema, 3)
     for part in parts:
-        file.append(part)
+        file.append(Lean(part))
     file.close()
     assert_frame_equal(pl.read_parquet(path), pl.concat(parts))
     within = pl.scan_parquet(path).filter(pl.col("order").is_between(31, 40)).collect()
@@ -115,6 +116,6 @@ def test_row_groups_of_any_size(parts: list[tuple[list[str | None], int]], rows:
         path = Path(folder) / "any.parquet"
         file = RowGroups(path, frames[0].schema, rows)
         for frame in frames:
-            file.append(frame)
+            file.append(Lean(frame))
         file.close()
         assert_frame_equal(pl.read_parquet(path), pl.concat(frames))
