@@ -184,11 +184,12 @@ class _SourceInBulk:
 
 
 def _long_enough(bad: Mask) -> Mask:
-    """The lines after which no bad one comes too soon."""
-    count = len(bad)
-    places = np.where(bad, np.arange(count), count)
-    following = np.minimum.accumulate(places[::-1])[::-1]
-    return np.asarray(following - np.arange(count) >= _FEWEST)
+    """The lines after which no bad one, and not the end, comes too soon."""
+    stops = np.append(np.flatnonzero(bad), len(bad))
+    near = (stops[:, None] - np.arange(_FEWEST)).reshape(-1)
+    long = np.ones(len(bad) + 1, np.bool_)
+    long[near[near >= 0]] = False
+    return long[:-1]
 
 
 class _Stretch:
@@ -217,7 +218,6 @@ class _Stretch:
         times = reader.clock.resolve_all(self.found.stamps[part][header])
         if times is None:
             return False
-        self.time[part][header] = times
         self._count(part, header, event)
         self.taken[part] = True
         events = int(event.sum())
@@ -226,12 +226,11 @@ class _Stretch:
         family = "stats" if self.said.serving[part].any() else "http"
         place = reader.sessions.place(reader.group, Record([]), family, "", {})
         self.server[part], self.run[part] = place.server, place.run
-        timed = np.where(header & event, np.arange(len(header)), -1)
-        before = np.maximum.accumulate(timed)
+        self.time[part][header] = times
+        timed = event[header]  # the records that are events
         last = builder.last_us(place.server, reader.name)
-        self.at[part] = np.where(
-            before >= 0, self.time[part][np.maximum(before, 0)], _NEVER if last is None else last
-        )
+        moments = np.append(_NEVER if last is None else last, times[timed])
+        self.at[part] = moments[np.cumsum(header & event)]
         newest = int(self.at[part][-1])
         first = builder.number(
             events, place.server, reader.name, None if newest == _NEVER else newest

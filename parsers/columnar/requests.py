@@ -59,10 +59,11 @@ def lives(block: Block, rows: Rows, message: int, verb: str) -> tuple[Part, Mask
     """`Added request x.` and its like, whose text begins `message` bytes after the line's start; and which rows were read."""
     starts = block.starts[rows] + (message + len(verb))
     sizes = block.ends[rows] - starts
-    last = block.fetched(block.ends[rows] - 1, 1)[:, 0]
-    sizes -= last == ord(".")
+    last = block.words(block.ends[rows] - 8)  # the record's prefix alone is longer
+    closed = last >> np.uint64(56) == ord(".")
+    sizes -= closed
     good = (sizes > 0) & (sizes <= _LONGEST_ID)
-    ends = block.fetched(starts + sizes - 1, 1)[:, 0]
+    ends = np.where(closed, last >> np.uint64(48), last >> np.uint64(56)) & np.uint64(0xFF)
     for mark in _ENDS:
         good &= ends != mark
     fit, ids = block.strings(starts[good], sizes[good], _WORD)

@@ -119,14 +119,18 @@ def mark_tails(found: Structure, requests: Mask) -> int:
     go on in the next block, the number of lines where there is none.
     """
     count = len(found.header)
-    places = np.arange(count)
-    record = np.maximum.accumulate(np.where(found.header, places, -1))
-    breaks = np.maximum.accumulate(np.where(found.reached | found.blank, places, -1))
-    follows = ~(found.header | found.reached | found.blank) & (record >= 0) & (breaks < record)
-    follows &= (places - record <= MAX_TAIL) & ~requests[np.maximum(record, 0)]
-    found.bad[follows] = True
-    found.bad[record[follows]] = True
-    if not count or record[-1] < 0 or count - 1 - record[-1] > MAX_TAIL:
+    foreign = ~(found.header | found.reached | found.blank)
+    if foreign.any():
+        places = np.arange(count)
+        record = np.maximum.accumulate(np.where(found.header, places, -1))
+        breaks = np.maximum.accumulate(np.where(found.reached | found.blank, places, -1))
+        follows = foreign & (record >= 0) & (breaks < record)
+        follows &= (places - record <= MAX_TAIL) & ~requests[np.maximum(record, 0)]
+        found.bad[follows] = True
+        found.bad[record[follows]] = True
+    tail = found.header[-MAX_TAIL - 1 :]
+    if not tail.any():
         return count
-    found.bad[record[-1] :] = True  # what follows stands in the next block
-    return int(record[-1])
+    last = count - 1 - int(tail[::-1].argmax())
+    found.bad[last:] = True  # what follows stands in the next block
+    return last
