@@ -32,7 +32,7 @@ _CHUNK_OFFSET, _METADATA = 2, 3
 _PAGE_OFFSETS = (9, 10, 11)
 _INDEXES, _BLOOM_FILTER = (4, 5, 6, 7), (14, 15)
 _DATA_PAGE, _DICTIONARY_PAGE = 9, 11
-_CHUNK_BYTES, _CHUNK_COMPRESSED = 6, 7
+_PATH, _CHUNK_BYTES, _CHUNK_COMPRESSED = 3, 6, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,13 @@ def span_of(chunk: Struct) -> tuple[int, int]:
     metadata = chunk[_METADATA][1]
     start = min(metadata[place][1] for place in (_DATA_PAGE, _DICTIONARY_PAGE) if place in metadata)
     return start, start + int(metadata[_CHUNK_COMPRESSED][1])
+
+
+def renamed_chunk(chunk: Struct, name: str) -> Struct:
+    """The chunk as that of a column with another name, which is no list."""
+    kind, metadata = chunk[_METADATA]
+    path = (_LIST, (_BINARY, [name.encode()]))
+    return {**chunk, _METADATA: (kind, {**metadata, _PATH: path})}
 
 
 def row_group(chunks: Sequence[Struct], rows: int, ordinal: int) -> Struct:
@@ -138,12 +145,14 @@ class _Reader:
 
     def struct(self) -> Struct:
         fields: Struct = {}
-        number = 0
-        while head := self.byte():
+        text, number = self.text, 0
+        while head := text[self.at]:
+            self.at += 1
             kind, delta = head & 15, head >> 4
             number = number + delta if delta else self.integer()
             value = kind == _TRUE if kind in (_TRUE, _FALSE) else self.readers[kind]()
             fields[number] = (kind, value)
+        self.at += 1
         return fields
 
     def list(self) -> tuple[int, list[Any]]:
@@ -163,11 +172,14 @@ class _Reader:
         return self.text[self.at - size : self.at]
 
     def number(self) -> int:
-        found = shift = 0
-        while (part := self.byte()) & 128:
-            found |= (part & 127) << shift
+        text, at = self.text, self.at
+        found, shift = text[at] & 127, 7
+        while text[at] & 128:
+            at += 1
+            found |= (text[at] & 127) << shift
             shift += 7
-        return found | part << shift
+        self.at = at + 1
+        return found
 
     def integer(self) -> int:
         found = self.number()

@@ -1,7 +1,8 @@
 """A Parquet file that grows by a row group at a time: what was written is never read or written again.
 
 Most columns of a log's frames hold one value, or none at all, for a very long time. The pages of such a column are the same in
-each row group of the same size: they are made once, and copied.
+each row group of the same size: they are made once, and copied. So are those of columns that are the same (an event's own time,
+and the time at which it stands).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from logscope.parquet_footer import (
     footer_of,
     joined_footer,
     moved_chunk,
+    renamed_chunk,
     row_group,
     span_of,
 )
@@ -36,6 +38,10 @@ class _Pages(NamedTuple):
 
     data: bytes
     chunk: Struct
+
+    def named(self, name: str) -> _Pages:
+        """The same as the pages of another column."""
+        return _Pages(self.data, renamed_chunk(self.chunk, name))
 
 
 class RowGroups:
@@ -83,13 +89,13 @@ class RowGroups:
 
     def _write(self, lean: Lean) -> None:
         """Write a row group of the usual size."""
-        level = _level(lean.frame)
-        varied = [column for column in lean.frame.get_columns() if column.name not in level]
+        level, alike = _level_and_alike(lean.frame)
+        varied = [c for c in lean.frame.get_columns() if c.name not in {**level, **alike}]
         varied += [column.categories().alias(name) for name, column in lean.coded.items()]
-        own = {column.name for column in varied}
-        values = {n: level.get(n, lean.same.get(n)) for n in self._schema if n not in own}
-        pages = self._moulded(values) | _pages(pl.DataFrame(varied))
-        self._group(pages, len(lean))
+        made = _pages(pl.DataFrame(varied))
+        made |= {name: made[twin].named(name) for name, twin in alike.items()}
+        values = {n: level.get(n, lean.same.get(n)) for n in self._schema if n not in made}
+        self._group(self._moulded(values) | made, len(lean))
 
     def _moulded(self, values: Mapping[str, Value]) -> dict[str, _Pages]:
         """The pages of columns that have one value each."""
@@ -117,14 +123,21 @@ class RowGroups:
         self._written += rows
 
 
-def _level(frame: pl.DataFrame) -> dict[str, Value]:
-    """The columns that have one value in all rows, none of them a list, and the values."""
-    columns = zip(frame.get_columns(), frame.row(0), frame.row(-1), strict=True)
-    return {
-        column.name: first
-        for column, first, last in columns
-        if first == last and not isinstance(first, float | list) and _is_level(column)
-    }
+def _level_and_alike(frame: pl.DataFrame) -> tuple[dict[str, Value], dict[str, str]]:
+    """The columns that have one value in all rows, with it, and those that are the same as an earlier one, with its name."""
+    level: dict[str, Value] = {}
+    alike: dict[str, str] = {}
+    seen: dict[tuple[object, ...], pl.Series] = {}
+    for column, first, last in zip(frame, frame.row(0), frame.row(-1), strict=True):
+        if column.dtype.is_nested() or column.dtype.is_float():
+            continue  # 0.0 and -0.0 are equal, and two values
+        if first == last and _is_level(column):
+            level[column.name] = first
+            continue
+        twin = seen.setdefault((column.dtype, first, last), column)
+        if twin is not column and twin.equals(column):
+            alike[column.name] = twin.name
+    return level, alike
 
 
 def _is_level(column: pl.Series) -> bool:

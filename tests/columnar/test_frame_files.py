@@ -107,8 +107,8 @@ def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
 def test_row_groups_of_any_size(parts: list[tuple[list[str | None], int]], rows: int) -> None:
     frames = [
         pl.DataFrame(
-            {"text": texts, "number": [number] * len(texts)},
-            schema={"text": pl.String, "number": pl.Int64},
+            {"text": texts, "number": [number] * len(texts), "again": texts},
+            schema={"text": pl.String, "number": pl.Int64, "again": pl.String},
         )
         for texts, number in parts
     ]
