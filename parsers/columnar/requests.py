@@ -33,7 +33,7 @@ _ENDS = (ord("."), ord(":"))  # an id does not end in these
 _PARAMS = b": params: "
 _ANY_ID = "x"
 _MOST_SHAPES = 64
-_LIMIT_BITS = 24  # a limit has at most seven digits
+_SMALL = 1 << 16  # a table of so many numbers is sooner made than the numbers sorted
 _FEWEST = 4
 _LIMIT = re.compile(rb"\b(max_tokens|min_tokens)=([0-9]+)(?=[,)])")
 _NO_HEADER = Header("INFO", (1, 1, 0, 0, 0), "", 0)
@@ -128,15 +128,29 @@ def _columns(
     if not limits:
         return {**columns, "params": parameters.pieces[0]}
     # Few limits come again and again: each text is made once.
-    first, *second = limits.values()
-    keys = first if not second else first << _LIMIT_BITS | second[0]
-    known = np.unique(keys)
-    numbers = [known] if not second else [known >> _LIMIT_BITS, known & ((1 << _LIMIT_BITS) - 1)]
+    rows = np.zeros((1, 0), np.int64)
+    codes = np.zeros(count, np.int64)
+    for values in limits.values():
+        known, which = _different(values)
+        both, codes = _different(codes * len(known) + which)
+        rows = np.column_stack((rows[both // len(known)], known[both % len(known)]))
     texts = [
         "".join(chain.from_iterable(zip_longest(parameters.pieces, map(str, row), fillvalue="")))
-        for row in zip(*(each.tolist() for each in numbers), strict=True)
+        for row in rows.tolist()
     ]
-    return {**columns, "params": Coded(texts, np.searchsorted(known, keys).astype(np.uint32))}
+    return {**columns, "params": Coded(texts, codes.astype(np.uint32))}
+
+
+def _different(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different numbers among `values`, none of them negative, and which of them each is."""
+    if not len(values) or values.max() >= _SMALL:
+        return np.unique(values, return_inverse=True)
+    seen = np.zeros(_SMALL, np.bool_)
+    seen[values] = True
+    known = np.flatnonzero(seen)
+    places = np.zeros(_SMALL, np.int64)
+    places[known] = np.arange(len(known))
+    return known, places[values]
 
 
 @lru_cache(maxsize=1 << 10)
