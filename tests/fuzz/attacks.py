@@ -63,6 +63,7 @@ FILLS = (
     "a: ",
 )
 _POSSESSIVE = re.compile(r"(?<!\\)([*+?}])\+")
+_TEMPLATE = re.compile(r"\{[a-z_]{1,40}:[a-z]{1,4}\}")
 _SEARCHING = ("search", "findall", "finditer", "sub", "subn", "split")
 
 
@@ -86,12 +87,23 @@ def _modules() -> Iterator[ModuleType]:
 def _patterns_in(value: object, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, (re.Pattern, regex.Pattern)):
         yield value
+    elif isinstance(getattr(value, "pattern", None), (re.Pattern, regex.Pattern)):
+        yield value.pattern  # type: ignore[attr-defined]  # a template that was compiled
     elif depth < 4 and isinstance(value, dict):
         for inner in value.values():
             yield from _patterns_in(inner, depth + 1)
     elif depth < 4 and isinstance(value, (list, tuple, frozenset, set)):
         for inner in value:
             yield from _patterns_in(inner, depth + 1)
+
+
+def _templates_in(value: object) -> Iterator[str]:
+    """Templates that are compiled when a message of their kind is first read."""
+    if isinstance(value, str) and _TEMPLATE.search(value):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _templates_in(inner)
 
 
 def _searched_names(module: ModuleType) -> set[str]:
@@ -154,6 +166,12 @@ def used_patterns() -> tuple[Used, ...]:
         pattern = compile_template(format_.body).pattern
         place = f"{format_.family}/{format_.variant}"
         found.setdefault((pattern.pattern, False), Used(place, pattern, False))
+    for module in _modules():
+        for name, value in vars(module).items():
+            for text in _templates_in(value):
+                pattern = compile_template(text).pattern
+                used = Used(f"{module.__name__}.{name}", pattern, False)
+                found.setdefault((pattern.pattern, False), used)
     return tuple(found.values())
 
 

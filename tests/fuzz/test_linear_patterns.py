@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from tests.fuzz.attacks import Used, attacks, used_patterns
+from tests.conftest import ROOT
+from tests.fuzz.attacks import ROOMS, Used, attacks, used_patterns
 
 MEGABYTE = 1 << 20
 SMALL = 2048
@@ -79,6 +84,38 @@ def test_all_patterns_are_found() -> None:
         "logscope.harmless._PROMPT",
     } <= places
     assert sum("/" in place for place in places) > 100, "the templates of the formats"
+
+
+def test_every_pattern_that_is_compiled_anywhere_is_attacked() -> None:
+    """Also those that functions compile, while modules are imported or when a line of its kind is first met, and those that objects hold."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.compiled"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *missed, count = done.stdout.splitlines()
+    assert missed == []
+    assert int(count) > 300
+
+
+def test_no_other_pattern_is_compiled_when_it_is_used() -> None:
+    """A pattern that a function makes of its argument is seen by no test: only these, of texts that are logscope's own."""
+    own = {"flags.py": 1, "request.py": 1, "template.py": 2, "rotation.py": 1}
+    found: Counter[str] = Counter()
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id in ("re", "regex")
+                    and node.func.attr not in ("compile", "escape")
+                ):
+                    found[path.name] += 1
+    assert found == own
 
 
 def test_under_all_of_them_is_a_net(monkeypatch: pytest.MonkeyPatch) -> None:
