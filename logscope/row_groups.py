@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -85,7 +86,8 @@ class RowGroups:
 
     def abandon(self) -> None:
         """Let go of the file, which is not to be used."""
-        self._file.close()
+        with suppress(OSError):  # what is in its buffer may not fit either
+            self._file.close()
 
     def _write(self, lean: Lean) -> None:
         """Write a row group of the usual size."""
