@@ -234,7 +234,8 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         if item["scenario"]["e2e_s"]["p99"] is not None:
             line.append(f"  {_effect(item['baseline'], item['scenario'])} [replayed]")
         console.print(line)
-        console.print(Text(f"      {item['why']} {item['trade']}", style="dim"))
+        price = f" The price: {item['trade']}" if item["trade"] else ""
+        console.print(Text(f"      {item['why']}{price}", style="dim"))
 
 
 def _effect(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
