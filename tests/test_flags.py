@@ -143,6 +143,8 @@ V0 = Deployment(engine="V0", max_model_len=16384)
         ("max_num_batched_tokens", "0.5.0", V0, 16384),
         ("max_num_batched_tokens", "0.8.5", Deployment(engine="V0", max_model_len=1024), 2048),
         ("max_num_batched_tokens", "0.6.4", Deployment(engine="V0", max_model_len=65536), 512),
+        ("max_num_batched_tokens", "0.6.5", Deployment(engine="V0", max_model_len=65536), 2048),
+        ("max_num_batched_tokens", "0.32.0", Deployment(device="cpu", world_size=2), 4096),
         ("max_num_batched_tokens", "0.10.2", BIG, 8192),
         ("max_num_batched_tokens", "0.10.2", SMALL, 2048),
         ("max_num_batched_tokens", "0.29.0", Deployment(device_gib=178.0), 16384),

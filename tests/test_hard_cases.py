@@ -79,6 +79,16 @@ def test_a_gap_between_statistics(tmp_path: Path, waiting: int, stalled: bool) -
     assert (document(tmp_path, lines)["verdict"] == "engine-stall") is stalled
 
 
+@pytest.mark.parametrize(("silence", "stalled"), [(170, False), (190, True)])
+def test_what_is_a_gap_goes_by_the_interval_of_the_log(
+    tmp_path: Path, silence: int, stalled: bool
+) -> None:
+    every = [stats_v1(60 * i, 2, 3, 3.0) for i in range(1, 7)]
+    late = stats_v1(360 + silence, 2, 3, 3.0, generation=0.0)
+    found = ids(document(tmp_path, [*v1_start(), *every, late]))
+    assert ("engine-stall" in found) is stalled
+
+
 def test_a_stats_line_wrapped_at_a_terminal_width(tmp_path: Path) -> None:
     line = "2026-05-09T07:49:10.331095044Z " + stats_v1(10, 34, 2, 91.0)
     cut = 160

@@ -104,9 +104,13 @@ def test_a_view_on_a_terminal(tmp_path: Path) -> None:
     [
         (["-"], b"", "empty"),
         (["-"], b"hello\n", "none of them a vLLM record"),
-        (["nope.log"], b"", "nope.log"),
-        (["."], b"", "folder"),
-        (["packed.gz"], b"", "compressed"),
+        (["nope.log"], b"", "logscope: nope.log: No such file or directory\n"),
+        (["."], b"", "logscope: .: a folder; name the file to follow\n"),
+        (
+            ["packed.gz"],
+            b"",
+            "packed.gz: compressed, so it does not grow; logscope analyze reads it\n",
+        ),
     ],
 )
 def test_nothing_to_watch(tmp_path: Path, args: list[str], stdin: bytes, word: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,22 @@ def test_a_missing_witness_is_an_error_before_the_log_is_read() -> None:
     done = CliRunner().invoke(cli, ["analyze", "nope.log", "--metrics", "nope.prom"])
     assert done.exit_code == 1
     assert "nope.prom" in str(done.exception)
+
+
+def test_the_timeline_is_on_the_records_clock_which_an_envelope_tells(tmp_path: Path) -> None:
+    lines = [*v1_start(), *STATS, stats_v1(7_800, 6, 4, 97.0)]
+    # docker logs -t: the host's clock is UTC, the server's own two hours ahead. By its times alone the log, from 00:49 to
+    # 02:59, could hold the scrapes with other zones, too.
+    stamps = [f"2026-05-08T22:49:{i:02d}" for i in range(len(lines) - 1)] + ["2026-05-09T00:59:00"]
+    stamped = [f"{s}.000000000Z {line}" for s, line in zip(stamps, lines, strict=True)]
+    first = datetime(2026, 5, 9, 0, 30, tzinfo=timezone.utc).timestamp()
+    path = tmp_path / "scrapes.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"ts": first + 10 * i, "vllm:num_preemptions_total": value}) + "\n"
+            for i, value in enumerate((0.0, 3.0, 3.0))
+        )
+    )
+    found = count(analysed(tmp_path, stamped), read_metrics([str(path)]))
+    told = [w for w in found["timeline"] if w["value"]]
+    assert told == [{"start": "2026-05-09T02:30:00", "end": "2026-05-09T02:30:10", "value": 3.0}]
