@@ -55,12 +55,17 @@ class TextBlock:
     __slots__ = ("_data", "_ends", "number", "parts", "worn")
 
     def __init__(
-        self, number: int, body: bytes | memoryview, worn: Worn | None = None, before: bytes = b""
+        self,
+        number: int,
+        body: bytes | memoryview,
+        worn: Worn | None = None,
+        before: bytes = b"",
+        ends: NDArray[np.int64] | None = None,
     ) -> None:
         self.number, self.worn = number, worn
         self.parts: tuple[bytes, bytes | memoryview] = (before, body)
         self._data: bytes | None = None
-        self._ends: NDArray[np.int64] | None = None
+        self._ends = ends
 
     def __len__(self) -> int:
         return len(self.parts[0]) + len(self.parts[1])
@@ -186,14 +191,15 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
     pending: list[bytes] = []  # the parts of an unfinished line
     size = 0
     limit = MAX_LINE
-    for block in map(_without_holes, blocks):
+    for block, ends, returns in map(_marked, blocks):
         if not size:
             limit = MAX_DOCUMENT if block[:1] in (b"{", b"[") else MAX_LINE
-        end = block.rfind(b"\n") + 1
-        if end:
-            cut = size + block.find(b"\n") > limit
-            lines = TextBlock(number, memoryview(block)[:end], before=b"".join(pending))
-            if cut or b"\r" in block or b"\r" in lines.parts[0]:
+        if len(ends):
+            end = int(ends[-1]) + 1
+            cut = size + int(ends[0]) > limit
+            before = b"".join(pending)
+            lines = TextBlock(number, memoryview(block)[:end], before=before, ends=ends + size)
+            if cut or returns or b"\r" in before:
                 lines = TextBlock(number, _clean(lines.data, loss, limit if cut else 0))
             yield lines
             number += len(lines.ends)
@@ -209,9 +215,22 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
         yield TextBlock(number, _clean(tail, loss, limit if size > limit else 0))
 
 
-def _without_holes(block: bytes) -> bytes:
-    """Without runs of NULs, which a file has where it was truncated under its writer."""
-    return _HOLE.sub(b"", block) if b"\0" in block else block
+def _marked(block: bytes) -> tuple[bytes, NDArray[np.int64], bool]:
+    """The block without runs of NULs, where its lines end, and whether it has carriage returns; all found in one search.
+
+    A file has runs of NULs where it was truncated under its writer.
+    """
+    codes = np.frombuffer(block, np.uint8)
+    marks = np.flatnonzero(codes <= ord("\r"))
+    found = codes[marks]
+    ends = found == ord("\n")
+    if ends.all():
+        return block, marks, False
+    if not found.all():
+        whole = _HOLE.sub(b"", block)
+        if len(whole) < len(block):
+            return _marked(whole)
+    return block, marks[ends], bool((found == ord("\r")).any())
 
 
 def _clean(data: bytes, loss: Loss, limit: int) -> bytes:
