@@ -80,8 +80,7 @@ def received(
 ) -> tuple[list[Part], Mask]:
     """`Received request x: params: …`, and which rows were read."""
     starts = block.starts[rows] + (message + len(verb))
-    sizes = (block.fetched(starts, _NEAR) == ord(":")).argmax(axis=1)
-    good = (sizes > 0) & block.equal(starts + sizes, _PARAMS)
+    sizes, good = _id_sizes(block, starts)
     fit, ids = block.strings(starts[good], sizes[good], _WORD)
     good[good] = fit
     if not fit.all():
@@ -118,6 +117,19 @@ def received(
     done[left] = False
     good[good] = done
     return parts, good
+
+
+def _id_sizes(block: Block, starts: Rows) -> tuple[Rows, Mask]:
+    """How long the ids are that are followed by parameters, and where there is one. Most are as long as the first."""
+    first = block.stretch(int(starts[0]), int(starts[0]) + _NEAR).find(_PARAMS)
+    sizes = np.full(len(starts), max(first, 0))
+    good = block.equal(starts + first, _PARAMS) if first > 0 else np.zeros(len(starts), np.bool_)
+    if not good.all():
+        others = starts[~good]
+        size = (block.fetched(others, _NEAR) == ord(":")).argmax(axis=1)
+        sizes[~good] = size
+        good[~good] = (size > 0) & block.equal(others + size, _PARAMS)
+    return sizes, good
 
 
 def _columns(
