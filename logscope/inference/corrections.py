@@ -21,6 +21,10 @@ from logscope.inference.step_times import Floats, StepCost
 __all__ = ["Corrections", "Draft", "Ids"]
 
 Ids = npt.NDArray[np.int64]
+_IN_TIME = 0.05  # of the tokens of those that ended, how many would be missing at another speed
+_ORDINARY = (
+    2.0  # spreads that a prompt may be longer than the mean without being out of the ordinary
+)
 _LONGEST_STEP = 8.0  # seconds that a long prompt may have been under way when a window ends
 
 
@@ -85,8 +89,9 @@ class Corrections:
             return changed
         if draft.stall_end is not None:
             return self._move_stall(window, draft, generated, wanted) or changed
-        lots = generated > wanted + max(20.0, 0.05 * wanted)
-        if lots and window.waiting == 0 and self._hide_late(window, draft):
+        by_outputs = self._told_by_outputs(window, particle, engine, belief[1])
+        lots = generated > wanted + max(20.0, 0.05 * wanted) and window.waiting == 0
+        if lots and self._hide_late(window, draft, by_outputs):
             return True
         step = _speed_step(draft.tried, wanted)
         limit = 3.0 * belief[1]
@@ -94,12 +99,36 @@ class Corrections:
         if window.running and generated > wanted + 50 and lacking > 2.0 * limit:
             self._stall(particle, window, draft, generated, wanted)
             return True
-        speed = draft.speed + min(max(step, -0.4), 0.4)
+        if by_outputs > 0.0:
+            self._lengthen(draft, redraws, particle, math.exp(-by_outputs * lacking))
+        speed = draft.speed + (1.0 - by_outputs) * min(max(step, -0.4), 0.4)
         draft.speed = min(max(speed, belief[0] - limit), belief[0] + limit)
         return True
 
-    def _hide_late(self, window: Window, draft: Draft) -> bool:
-        """Explain too few tokens by a long prompt whose step is under way at the end: whoever came after it waits."""
+    def _told_by_outputs(
+        self, window: Window, particle: Particle, engine: SketchReplay, speed_sd: float
+    ) -> float:
+        """How much of a surplus of generated tokens is due to the outputs' lengths rather than to the speed, 0..1.
+
+        By how far either may move the sum: while nobody waits, most requests end whatever the speed, and the tokens are as many
+        as their outputs are long.
+        """
+        if not self.lengths.latent_outputs or self.share < 1.0 or not engine.done:
+            return 0.0
+        if window.waiting or engine.shown_waiting:
+            return 0.0
+        before = _outputs_so_far(particle.engine)
+        ended = sum(r.limit - before.get(r.id, 0) for r in engine.done)
+        going = sum(engine.output_of(r) - before.get(r.id, 0) for r in engine.running)
+        speed = (going + _IN_TIME * ended) * speed_sd
+        outputs = ended * self.lengths.output_log[1] / math.sqrt(len(engine.done))
+        return outputs**2 / max(outputs**2 + speed**2, 1e-9)
+
+    def _hide_late(self, window: Window, draft: Draft, else_told: float) -> bool:
+        """Explain too few tokens by a long prompt whose step is under way at the end: whoever came after it waits.
+
+        `else_told`: how well something else explains them; a prompt out of the ordinary gives way to that.
+        """
         if draft.hidden or float(self.rng.random()) < 0.5:
             return False
         new = np.arange(draft.queued, len(draft.untouched))
@@ -114,11 +143,15 @@ class Corrections:
         if least >= self.lengths.longest:
             return False
         drawn = least * math.exp(abs(0.3 * float(self.rng.standard_normal())))
-        draft.own = draft.own.copy()
-        draft.own[chosen] = min(max(round(drawn), 1), self.lengths.longest)
+        prompt = min(max(round(drawn), 1), self.lengths.longest)
         who = draft.untouched[chosen]
-        away = math.log(draft.own[chosen]) - float(self.lengths.mean_log[who])
-        draft.hidden = 0.5 * (away / float(self.lengths.sd_log[who])) ** 2 + 0.5
+        away = math.log(prompt) - float(self.lengths.mean_log[who])
+        away /= float(self.lengths.sd_log[who])
+        if away > _ORDINARY and float(self.rng.random()) < else_told:
+            return False
+        draft.own = draft.own.copy()
+        draft.own[chosen] = prompt
+        draft.hidden = 0.5 * away**2 + 0.5
         draft.tried = []
         return True
 
@@ -201,10 +234,16 @@ class Corrections:
             return False
         ended = len(engine.done)
         factor = ((ended + 0.5) / max(ended + surplus + 0.5, 0.5)) ** 0.7
+        self._lengthen(draft, redraws, particle, factor)
+        return True
+
+    def _lengthen(
+        self, draft: Draft, redraws: dict[int, int], particle: Particle, factor: float
+    ) -> None:
+        """Multiply what is left of all latent outputs."""
         factor = min(max(factor, 0.5), 2.0)
-        base = particle.engine
         draft.stretched += math.log(factor)
-        so_far = {r.id: base.output_of(r) for r in [*base.running, *base.queue]}
+        so_far = _outputs_so_far(particle.engine)
         for request, limit in redraws.items():
             left = limit - so_far.get(request, 0)
             most = float(self.lengths.limits[request])
@@ -212,7 +251,6 @@ class Corrections:
         known = self.lengths.outputs[draft.untouched]
         scaled = np.clip(np.rint(draft.outputs * factor), 1, self.lengths.limits[draft.untouched])
         draft.outputs = np.where(known > 0, known, scaled)
-        return True
 
     def strain(self, draft: Draft, redraws: dict[int, int]) -> float:
         """How unlikely it is that all latent outputs are so much longer or shorter than drawn."""
@@ -220,6 +258,10 @@ class Corrections:
             return 0.0
         count = len(redraws) + int((self.lengths.outputs[draft.untouched] <= 0).sum())
         return 0.5 * count * (draft.stretched / self.lengths.output_log[1]) ** 2
+
+
+def _outputs_so_far(engine: SketchReplay) -> dict[int, int]:
+    return {r.id: engine.output_of(r) for r in [*engine.running, *engine.queue]}
 
 
 def _prompt_of(cost: StepCost, seconds: float) -> float:

@@ -38,7 +38,7 @@ from reference_engine.workload import Request
 
 __all__ = ["Inference", "as_inferred", "infer", "predict"]
 
-_SECONDS = 2.6  # of one core, about, for all passes
+_SECONDS = 5.0  # of one core, about, for all passes
 _POOLED = "statistics"  # outputs are drawn anew in every particle, so that one alone has too little of the tail
 _MOST_ARRIVALS = 6_000
 _MOST_WINDOWS = 1_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from logscope.inference.observations import Window
 from logscope.inference.sketch import SketchReplay
 from logscope.inference.step_times import Floats
 
-__all__ = ["log_likelihood", "tempering", "with_owed"]
+__all__ = ["count_misfit", "log_likelihood", "tempering", "with_owed"]
 
 
 def with_owed(window: Window, owed: float) -> Window:
@@ -26,8 +27,8 @@ def log_likelihood(
     window: Window, engine: SketchReplay, generated: float, credited: float
 ) -> float:
     """How well a window's line is met. The spreads are what one step more or less would change."""
-    total = _square(engine.shown_running - window.running, 0.8 + 0.03 * window.running)
-    total += _square(engine.shown_waiting - window.waiting, 0.8 + 0.04 * window.waiting)
+    total = count_misfit(window.running, engine.shown_running, 0.03)
+    total += count_misfit(window.waiting, engine.shown_waiting, 0.04)
     if window.kv_usage is not None:
         total += _usage_misfit(window, engine)
     if window.generated_tokens is not None:
@@ -37,6 +38,16 @@ def log_likelihood(
         spread = 15.0 + 0.03 * window.prompt_tokens
         total += _square(credited - window.prompt_tokens, spread)
     return -total / 2
+
+
+def count_misfit(seen: int, told: int, relative: float) -> float:
+    """-2 log likelihood (but for a constant) that a line says `seen` where `told` is true.
+
+    An engine that is empty is hardly ever seen at work: a spread that did not shrink towards zero would make idle servers
+    look faster than they are.
+    """
+    spread = 0.45 + 0.35 * min(told, 1) + relative * told
+    return _square(seen - told, spread) + 2.0 * math.log(spread)
 
 
 def _usage_misfit(window: Window, engine: SketchReplay) -> float:

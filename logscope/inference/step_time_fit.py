@@ -28,6 +28,9 @@ _RATIOS = (
 # On a CPU a prefill token takes a larger part of the time in which the weights are read once, as there is little
 # arithmetic to spare; models are small there, so that attention over the prompt weighs more.
 _ON_CPU = ((1, 0, np.log(1 / 28), 0.4), *_RATIOS[1:3], (4, 1, np.log(2e-4), 1.0))
+# A lone request of the models that people serve gets a token every 5 to 30 ms (log of the seconds, spread of that log):
+# little, but more than a nearly idle server's lines say.
+_ALONE = (np.log(0.012), 0.7)
 _NOISE = 0.08  # relative, of a window's time about the model
 
 
@@ -96,7 +99,8 @@ def refit(
         busy = float(np.mean([n.busy for n in nodes]))
         if busy < 0.05 or any(n.stalled for n in nodes):
             continue
-        known = _information(nodes, busy, window.end - window.start)
+        queued = window.waiting > 0 or (k > 0 and seen.windows[k - 1].waiting > 0)
+        known = _information(nodes, busy / (window.end - window.start), queued)
         if known < 1e-3:
             continue
         rows.append([float(v) for v in np.mean([n.work for n in nodes], axis=0)])
@@ -107,13 +111,18 @@ def refit(
     return _fit(np.array(rows), np.array(times), np.array(spreads), on_cpu)
 
 
-def _information(nodes: Sequence[Node], busy: float, seconds: float) -> float:
-    """0..1: how well the window's line tells the speed, from the proposals that looked at another one."""
+def _information(nodes: Sequence[Node], busy: float, queued: bool) -> float:
+    """0..1: how well the window's line tells the speed, from the proposals that looked at another one.
+
+    `busy`: share of the window; `queued`: whether requests waited at its beginning or end. Where nobody did, it is the
+    requests that make the tokens, whatever the speed: only what was looked at counts, and a single look for little.
+    """
     looked = [n.known for n in nodes if n.known >= 0]
-    if looked:
-        known = float(np.mean(np.minimum(looked, 20.0)))
-        return known / (1.0 + known)
-    return 0.3 * min(1.0, busy / seconds) ** 2
+    if not looked:
+        return 0.3 * min(1.0, busy) ** 2 if queued else 0.0
+    known = float(np.mean(np.minimum(looked, 20.0)))
+    trust = 1.0 if queued else len(looked) / (len(looked) + 3.0)
+    return trust * known / (1.0 + known)
 
 
 def _fit(work: Floats, times: Floats, spreads: Floats, on_cpu: bool) -> CostFit:
@@ -130,6 +139,8 @@ def _fit(work: Floats, times: Floats, spreads: Floats, on_cpu: bool) -> CostFit:
         weighted = parts / spreads[:, None] * np.sqrt(robust)[:, None]
         normal = weighted.T @ weighted
         gradient = weighted.T @ (misses * np.sqrt(robust))
+        gradient[0] += (_ALONE[0] - logs[0]) / _ALONE[1] ** 2
+        normal[0, 0] += 1 / _ALONE[1] ** 2
         for over, under, centre, spread in ratios:
             miss = (centre - (logs[over] - logs[under])) / spread**2
             gradient[over] += miss
