@@ -8,32 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from logscope.harmless import escaped, visible
-from parsers.clock import from_epoch_us
-from parsers.events import Event
+from parsers.events import Event, event_row
 
 __all__ = ["CSV_COLUMNS", "csv_row", "event_object", "iso", "to_json"]
 
-CSV_COLUMNS = [
-    "source",
-    "line",
-    "time",
-    "outer_time",
-    "process",
-    "pid",
-    "server",
-    "run",
-    "engine_index",
-    "level",
-    "origin",
-    "host",
-    "unit",
-    "pod",
-    "container",
-    "stream",
-    "family",
-    "variant",
-    "fields",
-]
+CSV_COLUMNS = list(event_row(Event("", 0, "", "", {})))
 # What a spreadsheet begins a formula at, also in its wide forms, and the blanks that it passes over before one.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
@@ -48,28 +27,9 @@ def iso(time: datetime | None) -> str | None:
 
 def event_object(event: Event) -> dict[str, Any]:
     """The keys of CONTRACT's event, and `variant`; `repeated` where Ray folded lines."""
-    outer = from_epoch_us(event.outer_us) if event.outer_us is not None else None
-    found: dict[str, Any] = {
-        "source": event.source,
-        "line": event.line,
-        "time": iso(event.time),
-        "outer_time": iso(outer),
-        "process": event.process,
-        "pid": event.pid,
-        "server": event.server,
-        "run": event.run,
-        "engine_index": event.engine_index,
-        "level": event.level,
-        "origin": event.origin,
-        "host": event.host,
-        "unit": event.unit,
-        "pod": event.pod,
-        "container": event.container,
-        "stream": event.stream,
-        "family": event.family,
-        "variant": event.variant,
-        "fields": event.fields,
-    }
+    found = event_row(event)
+    for clock in ("time", "outer_time"):
+        found[clock] = iso(found[clock])
     if event.repeated > 1:
         found["repeated"] = event.repeated
     return found

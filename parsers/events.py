@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Coverage", "Event"]
+from parsers.clock import from_epoch_us
+
+__all__ = ["Coverage", "Event", "event_row"]
 
 
 @dataclass(slots=True)
@@ -38,6 +40,31 @@ class Event:
     stream: str | None = None
     repeated: int = 1
     text: str = ""
+
+
+def event_row(event: Event) -> dict[str, Any]:
+    """What frames, JSON and CSV show of an event, by the names and in the order of the contract; `outer_time` is aware, in UTC."""
+    return {
+        "source": event.source,
+        "line": event.line,
+        "time": event.time,
+        "outer_time": None if event.outer_us is None else from_epoch_us(event.outer_us),
+        "process": event.process,
+        "pid": event.pid,
+        "server": event.server,
+        "run": event.run,
+        "engine_index": event.engine_index,
+        "level": event.level,
+        "origin": event.origin,
+        "host": event.host,
+        "unit": event.unit,
+        "pod": event.pod,
+        "container": event.container,
+        "stream": event.stream,
+        "family": event.family,
+        "variant": event.variant,
+        "fields": event.fields,
+    }
 
 
 @dataclass(slots=True)

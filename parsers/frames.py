@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
 import polars as pl
 
 from parsers import families
 from parsers.clock import from_epoch_us, to_epoch_us
-from parsers.events import Event
+from parsers.events import Event, event_row
 from parsers.lean import Lean
 
 __all__ = [
@@ -72,7 +72,9 @@ class FrameBuilder:
             if at is None and event.outer_us is not None:
                 at = from_epoch_us(event.outer_us).replace(tzinfo=None)
         rows = self._rows.setdefault(event.family, [])
-        rows.append(_row(event, self._order, at))
+        row = event_row(event)
+        row["order"], row["at"], row["repeated"] = self._order, at, event.repeated
+        rows.append(row)
         self._order += 1
         if len(rows) >= CHUNK and not self.awaits:
             self._done.setdefault(event.family, []).append(_frame(event.family, rows))
@@ -144,35 +146,6 @@ def frames_of(events: Iterable[Event]) -> dict[str, pl.DataFrame]:
     for event in events:
         builder.add(event)
     return builder.frames()
-
-
-def _row(event: Event, order: int, at: datetime | None) -> dict[str, Any]:
-    outer = (
-        None if event.outer_us is None else from_epoch_us(event.outer_us).astimezone(timezone.utc)
-    )
-    return {
-        "order": order,
-        "source": event.source,
-        "line": event.line,
-        "time": event.time,
-        "outer_time": outer,
-        "at": at,
-        "process": event.process,
-        "pid": event.pid,
-        "server": event.server,
-        "run": event.run,
-        "engine_index": event.engine_index,
-        "level": event.level,
-        "origin": event.origin,
-        "host": event.host,
-        "unit": event.unit,
-        "pod": event.pod,
-        "container": event.container,
-        "stream": event.stream,
-        "repeated": event.repeated,
-        "variant": event.variant,
-        "fields": event.fields,
-    }
 
 
 def columns_of(family: str) -> dict[str, pl.DataType]:
