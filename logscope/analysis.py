@@ -11,6 +11,7 @@ import polars as pl
 
 from logscope.advice import Advice, advise
 from logscope.candidates import candidates
+from logscope.errors import fault_of
 from logscope.finding import Finding
 from logscope.findings import Context, context_of, find_all
 from logscope.findings.imbalance import engine_imbalance
@@ -163,13 +164,9 @@ def engine_result(
     answer, failure = None, None
     declined = facts.declined if replay and context.served else ()
     if replay and context.served and not declined:
-        portion = worst_portion(log, data.stored)
-        answer, failure = try_replay(
-            portion.log, context, seed=seed, progress=progress, spread=spread
+        answer, failure = _replay_worst(
+            data, log, context, seed=seed, progress=progress, spread=spread
         )
-        if answer is not None:
-            intervals = context.windows.height if context.windows is not None else 0
-            answer = extrapolated(answer, portion, intervals)
     if failure is not None:
         findings.append(
             Finding(
@@ -211,6 +208,24 @@ def engine_result(
         generation,
         declined=declined,
     )
+
+
+def _replay_worst(
+    data: LogFrames, log: EngineLog, context: Context, **how: Any
+) -> tuple[ReplayAnswer | None, str | None]:
+    """`try_replay` of the log's worst portion, in terms of the whole log."""
+    try:
+        portion = worst_portion(log, data.stored)
+    except (
+        OSError,
+        pl.exceptions.PolarsError,
+    ) as error:  # the rows' file is gone, or cannot be read
+        return None, fault_of(error)
+    answer, failure = try_replay(portion.log, context, **how)
+    if answer is not None:
+        intervals = context.windows.height if context.windows is not None else 0
+        answer = extrapolated(answer, portion, intervals)
+    return answer, failure
 
 
 def _poor_fit(answer: ReplayAnswer) -> Finding:

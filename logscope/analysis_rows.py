@@ -13,7 +13,7 @@ from parsers.events import Event
 from parsers.frames import FrameBuilder
 from parsers.lean import Lean
 
-__all__ = ["AnalysisRows", "Wanted"]
+__all__ = ["AnalysisRows", "ThinRows", "Wanted"]
 
 Wanted = Literal["findings", "replay", "frames"]
 """What is to be done with the rows: `findings` need those that stand for all, a `replay` some columns of any span, `frames` everything."""
@@ -33,7 +33,7 @@ class AnalysisRows(FrameBuilder):
     def __init__(self, wanted: Wanted = "replay") -> None:
         super().__init__()
         self._wanted = wanted
-        self._large: dict[str, _Large] = {}
+        self._large: dict[str, ThinRows] = {}
         self._stats_orders: list[Orders] = []
         self._added = 0
         self.stored: dict[str, StoredRows] = {}
@@ -80,7 +80,7 @@ class AnalysisRows(FrameBuilder):
             store = None
             if self._wanted != "findings":
                 store = StoredWriter(family, whole=self._wanted == "frames")
-            large = self._large[family] = _Large(family, store)
+            large = self._large[family] = ThinRows(family, store)
         large.take(pl.concat(older), self._orders())
 
     def _orders(self) -> Orders:
@@ -94,15 +94,16 @@ class AnalysisRows(FrameBuilder):
         )
 
 
-class _Large:
+class ThinRows:
     """A large family: what stands for its rows, and the file that has all of them."""
 
-    def __init__(self, family: str, store: StoredWriter | None) -> None:
+    def __init__(self, family: str, store: StoredWriter | None = None) -> None:
         self.family, self.store = family, store
         self._thin: list[pl.DataFrame] = []
         self._least = 0
 
     def take(self, frame: pl.DataFrame, stats: Orders) -> None:
+        """Take rows; `stats` are the places of all statistics lines between them."""
         if self.store is not None:
             self.store.append(frame)
         if self.family == "http":

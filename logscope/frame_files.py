@@ -25,13 +25,13 @@ class _UnfinishedError(Exception):
 class FrameFiles(FrameBuilder):
     """Collects events as `FrameBuilder` does; a family's rows beyond `ROWS` are written at once.
 
-    The files stand under hidden names beside their place until `finish`.
+    The files stand under hidden names beside their place until `finish`; their names begin with `stem`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stem: str = "") -> None:
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder, self._stem = folder, stem
         self._files: dict[str, RowGroups] = {}
         self._places = ExitStack()
 
@@ -49,14 +49,15 @@ class FrameFiles(FrameBuilder):
         else:
             self._append(family, self._arrived(lean))
 
-    def finish(self) -> None:
-        """Give the files their names. Raises OSError where one cannot be written."""
+    def finish(self) -> list[str]:
+        """Give the files their names, which are returned. Raises OSError where one cannot be written."""
         for family in self.families():
             self._put_away(family)
         for family, file in self._files.items():
             with self._named(family):
                 file.close()
         self._places.close()
+        return [self._place(family).name for family in self._files]
 
     def close(self) -> None:
         """Remove what is not finished."""
@@ -80,7 +81,7 @@ class FrameFiles(FrameBuilder):
             file.append(lean)
 
     def _place(self, family: str) -> Path:
-        return self._folder / f"{family}.parquet"
+        return self._folder / f"{self._stem}{family}.parquet"
 
     @contextmanager
     def _named(self, family: str) -> Iterator[None]:

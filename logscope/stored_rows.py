@@ -17,7 +17,7 @@ from logscope.row_groups import RowGroups
 from parsers.frames import columns_of
 from parsers.lean import Lean
 
-__all__ = ["StoredRows", "StoredWriter", "columns_kept"]
+__all__ = ["Numbers", "StoredRows", "StoredWriter", "columns_kept"]
 
 _PLACE = ("order", "source", "line", "time", "outer_time", "at", "server", "run", "variant")
 _OWN = {
@@ -60,6 +60,13 @@ class _File:
         return _File, (self.path.read_bytes(),)
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A file that others keep."""
+
+    path: Path
+
+
 class StoredWriter:
     """Writes the rows of a family, frame by frame. Raises OSError where the disk is full."""
 
@@ -82,22 +89,35 @@ class StoredWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A file, and what to read in place of its servers' numbers, and to add to the order of a source's events."""
+class Numbers:
+    """What to read in place of the servers' numbers and (where they are given) of the sources' names, and to add to a source's order."""
 
-    file: _File
-    servers: Mapping[int, int] | None = None
-    shifts: Mapping[str, int] | None = None
+    servers: Mapping[int, int]
+    shifts: Mapping[str, int]
+    names: Mapping[str, str] | None = None
+
+    def of(self, rows: pl.LazyFrame) -> pl.LazyFrame:
+        """The rows, renumbered."""
+        source = pl.col("source")
+        rows = rows.with_columns(
+            pl.col("order") + source.replace_strict(self.shifts, return_dtype=pl.Int64),
+            pl.col("server").replace_strict(self.servers, return_dtype=pl.Int32),
+        )
+        if self.names is None:
+            return rows
+        return rows.with_columns(source.replace_strict(self.names, return_dtype=pl.String))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file, and what to read in place of what it says."""
+
+    file: _File | _Segment
+    numbers: Numbers | None = None
 
     def scan(self) -> pl.LazyFrame:
         rows = pl.scan_parquet(self.file.path)
-        if self.servers is not None and self.shifts is not None:
-            shift = pl.col("source").replace_strict(self.shifts, return_dtype=pl.Int64)
-            rows = rows.with_columns(
-                pl.col("order") + shift,
-                pl.col("server").replace_strict(self.servers, return_dtype=pl.Int32),
-            )
-        return rows
+        return rows if self.numbers is None else self.numbers.of(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +142,7 @@ class StoredRows:
 
     def write(self, path: Path) -> None:
         """Write all rows as one Parquet file."""
-        if len(self.parts) == 1 and self.parts[0].servers is None:
+        if len(self.parts) == 1 and self.parts[0].numbers is None:
             shutil.copyfile(self.parts[0].file.path, path)
             return
         names = columns_of(self.family)
@@ -130,8 +150,13 @@ class StoredRows:
 
     def renumbered(self, servers: Mapping[int, int], shifts: Mapping[str, int]) -> StoredRows:
         """The same rows of which others stand before; once only."""
-        parts = tuple(replace(p, servers=dict(servers), shifts=dict(shifts)) for p in self.parts)
-        return replace(self, parts=parts)
+        numbers = Numbers(dict(servers), dict(shifts))
+        return replace(self, parts=tuple(replace(p, numbers=numbers) for p in self.parts))
+
+    @staticmethod
+    def of_files(family: str, files: Sequence[Path], numbers: Numbers) -> StoredRows:
+        """Rows in all columns, in files that others keep."""
+        return StoredRows(family, tuple(_Part(_Segment(f), numbers) for f in files), whole=True)
 
     @staticmethod
     def joined(stored: Sequence[StoredRows]) -> StoredRows:

@@ -90,6 +90,23 @@ class FrameBuilder:
         last = self._last.get((server, source))
         return None if last is None else to_epoch_us(last)
 
+    @property
+    def order(self) -> int:
+        """How many events were numbered: the next one's `order`."""
+        return self._order
+
+    def go_on_from(self, order: int) -> None:
+        """Number the next event so."""
+        self._order = order
+
+    def last_times(self) -> dict[tuple[int, str], int]:
+        """By server and source, the time (as `last_us`) of the last event that had one."""
+        return {place: to_epoch_us(last) for place, last in self._last.items()}
+
+    def set_last(self, server: int, source: str, last_us: int) -> None:
+        """Tell of an event before the first one, with its time."""
+        self._last[server, source] = from_epoch_us(last_us).replace(tzinfo=None)
+
     def number(self, count: int, server: int, source: str, last_us: int | None) -> int:
         """Number `count` events that come as a frame, the last time among them is `last_us`; gives the first's `order`."""
         if last_us is not None:

@@ -21,6 +21,7 @@ from logscope import analysis_rows, long_logs
 from logscope.analysis import analyze
 from logscope.analysis_json import analysis_document
 from logscope.cli import cli
+from logscope.incremental.frames import read_with_state
 from logscope.line_texts import LineTexts
 from logscope.log_frames import read_log
 from logscope.thinning import LARGE_FAMILIES
@@ -52,7 +53,7 @@ def _make_small(patch: pytest.MonkeyPatch) -> None:
 
     def blocks(source: Source) -> Iterator[bytes]:
         for block in whole(source):
-            yield from (block[at : at + 4000] for at in range(0, len(block), 4000))
+            yield from (block[at : at + 12000] for at in range(0, len(block), 12000))
 
     patch.setattr(Source, "blocks", blocks)
 
@@ -69,8 +70,14 @@ def _document(log: Path, *, wanted: Any, replay: bool = False) -> dict[str, Any]
     return analysis_document(analyze(data, replay=replay))
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in SAMPLES.glob("*.log*")))
-@pytest.mark.parametrize("wanted", ["findings", "replay", "frames"])
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *((p.name, "findings") for p in sorted(SAMPLES.glob("*.log*"))),
+        ("v1-calm.log", "replay"),
+        ("v1-calm.log", "frames"),
+    ],
+)
 def test_findings_are_the_same(name: str, wanted: str, tmp_path: Path, small: None) -> None:
     log = _plain(SAMPLES / name, tmp_path)
     data = read_log(expand([str(log)]), Span(), year=2026, wanted=wanted)
@@ -85,7 +92,7 @@ def test_a_replay_reads_its_rows_back(tmp_path: Path, small: None) -> None:
 
 
 def test_all_rows_are_written_where_frames_are_asked_for(tmp_path: Path, small: None) -> None:
-    log = _plain(SAMPLES / "v1-under-pressure.log", tmp_path)
+    log = _plain(SAMPLES / "v1-calm.log", tmp_path)
     out = tmp_path / "frames"
     options = ["--no-replay", "--year", "2026", "--frames", str(out)]
     assert CliRunner().invoke(cli, ["analyze", str(log), *options]).exit_code == 0
@@ -122,9 +129,9 @@ LINES = [
 ]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    parts=st.lists(st.tuples(st.sampled_from(LINES), st.integers(1, 60)), min_size=1, max_size=8)
+    parts=st.lists(st.tuples(st.sampled_from(LINES), st.integers(1, 60)), min_size=1, max_size=6)
 )
 def test_any_mixture_is_told_the_same(
     parts: Sequence[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
@@ -135,6 +142,25 @@ def test_any_mixture_is_told_the_same(
     with pytest.MonkeyPatch.context() as patch:
         _make_small(patch)
         assert _document(log, wanted="findings") == _document(log, wanted=None)
+
+
+@pytest.mark.parametrize("wanted", ["findings", "replay"])
+def test_runs_with_a_state_are_told_the_same(tmp_path: Path, wanted: Any, small: None) -> None:
+    log, log_b = tmp_path / "a.log", tmp_path / "b.log"
+    lines = [*v1_start(), *(line for line in LINES[:-1] for _ in range(20))]
+    for stop in (90, 150, len(lines)):
+        log.write_text("\n".join(lines[:stop]) + "\n")
+        log_b.write_text("\n".join(lines[: stop // 2]) + "\n")
+        sources = expand([str(log_b), str(log)])
+        found = read_with_state(tmp_path / "state", sources, Span(), year=2026, wanted=wanted)
+    assert set(found.stored) == (set(LARGE_FAMILIES) if wanted == "replay" else set())
+    whole = read_log(sources, Span(), year=2026, wanted=None)
+    assert analysis_document(analyze(found, replay=False)) == analysis_document(
+        analyze(whole, replay=False)
+    )
+    for family, stored in found.stored.items():
+        rows = stored.frame(stored.scan()).drop("order")
+        assert_frame_equal(rows, whole.frames[family].drop("order"))
 
 
 def test_probes_behind_the_last_statistics_line_are_counted(tmp_path: Path, small: None) -> None:
@@ -243,7 +269,7 @@ def test_counts_of_a_span_are_extrapolated(tmp_path: Path, monkeypatch: pytest.M
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("ab\né\udc80", max_size=4)),
-        max_size=80,
+        max_size=60,
     )
 )
 def test_line_texts_are_a_dict(entries: list[tuple[int, int, str]]) -> None:

@@ -33,7 +33,7 @@ def read_on(
     if state is not None:
         from logscope.incremental.frames import read_with_state
 
-        return read_with_state(state / "analyze", sources, span, year=year)
+        return read_with_state(state / "analyze", sources, span, year=year, wanted=wanted)
     if executor.width == 1 and not isinstance(executor, RayCluster):
         return read_log(sources, span, year=year, wanted=wanted)
     return read_fleet(sources, span, executor, year=year, wanted=wanted)

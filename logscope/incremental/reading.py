@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from logscope.incremental.matching import check_resumable, known_sources
 from logscope.incremental.memory import Entry, Memory
 from parsers.clock import RecordClock
+from parsers.columnar.resumed import Bulk, ReadOn
 from parsers.events import Coverage, Event
 from parsers.lines import Line
 from parsers.reader import Keep, SourceReader
@@ -31,8 +32,9 @@ from parsers.records import (
 )
 from parsers.resuming import RewrittenError, Stand, Window
 from parsers.sessions import Sessions
+from parsers.text_blocks import TextBlock
 
-__all__ = ["COMPLETE", "OPEN", "SETTLED", "Found", "News", "read_news"]
+__all__ = ["COMPLETE", "OPEN", "SETTLED", "Found", "InBulk", "News", "read_news"]
 
 CONTEXT = 200
 """So many lines before the first unsettled one are read again: they show which envelopes are worn."""
@@ -41,6 +43,10 @@ _RECORDS = 4000
 
 QUIET_S = 5.0
 """A log that nothing was written to for so long is taken to have ended its last record."""
+
+Piece = TextBlock | list[Line]
+InBulk = Callable[[Entry], Bulk]
+"""Where to put what is read in bulk of a file."""
 
 Found = tuple[Event, Entry, str]
 """An event (its `source` is the file's id), the file it stands in, and its standing: SETTLED, COMPLETE or OPEN."""
@@ -61,11 +67,17 @@ class News:
 
 
 def read_news(
-    sources: Sequence[Any], memory: Memory, news: News, *, year: int | None, keep: Keep
+    sources: Sequence[Any],
+    memory: Memory,
+    news: News,
+    *,
+    year: int | None,
+    keep: Keep,
+    in_bulk: InBulk | None = None,
 ) -> Iterator[Found]:
     """The events that are new in `sources`; when they are taken `memory` has moved on and `news` is filled.
 
-    Raises StateError for a source that cannot be read on.
+    With `in_bulk` settled events go there where they can be read many at once. Raises StateError for a source that cannot be read on.
     """
     check_resumable(sources)
     sessions = Sessions.from_state(memory.sessions)
@@ -79,11 +91,15 @@ def read_news(
             if entry.stream in memory.clocks:
                 clock.restore(memory.clocks[entry.stream])
         try:
-            yield from _SourceNews(source, entry, clock, sessions, keep, growing=last).read()
+            yield from _SourceNews(
+                source, entry, clock, sessions, keep, in_bulk, growing=last
+            ).read()
         except RewrittenError:  # which is found out before the first event
             entry = _anew(memory, entry)
             known[index] = (source, entry)
-            yield from _SourceNews(source, entry, clock, sessions, keep, growing=last).read()
+            yield from _SourceNews(
+                source, entry, clock, sessions, keep, in_bulk, growing=last
+            ).read()
         news.present.append(entry)
     memory.sessions = sessions.state()
     memory.clocks.update({stream: clock.state() for stream, clock in clocks.items()})
@@ -115,11 +131,12 @@ class _SourceNews:
         clock: RecordClock,
         sessions: Sessions,
         keep: Keep,
+        in_bulk: InBulk | None,
         *,
         growing: bool,
     ) -> None:
         self.source, self.entry, self.clock, self.sessions = source, entry, clock, sessions
-        self.keep, self.growing = keep, growing
+        self.keep, self.growing, self.in_bulk = keep, growing, in_bulk
         self.window = Window(entry.stand)
         self.assemblers: dict[PlaceKey, Assembler] = {}
         self.starts: deque[int] = deque(maxlen=_RECORDS)
@@ -138,9 +155,10 @@ class _SourceNews:
     def _read(self) -> Iterator[Found]:
         closed = self.closed
         self.source.window = self.window
-        lines: Iterator[Line] = self.source.lines()
+        pieces: Iterator[Piece] = self.source.pieces()
         reader = self._reader(self.clock, self.sessions, self.entry.settled)
-        first = yield from self._settle(lines, reader)
+        lines = yield from self._settle(pieces, reader)
+        first = next(lines, None)
         if closed and self.window.length <= self.entry.stand.end:
             return
         if self.window.whole or self.source.newest_first:
@@ -162,8 +180,7 @@ class _SourceNews:
         name, stream = str(self.entry.id), self.entry.stream
         return SourceReader(name, stream, clock, sessions, coverage, self.keep)
 
-    def _assembler(self, line: Line) -> Assembler:
-        key = place_of(line.outer)
+    def _assembler(self, key: PlaceKey) -> Assembler:
         found = self.assemblers.get(key)
         if found is None:
             found = self.assemblers[key] = Assembler()
@@ -175,29 +192,49 @@ class _SourceNews:
         return line._replace(number=line.number + self.entry.stand.lines)
 
     def _settle(
-        self, lines: Iterator[Line], reader: SourceReader
-    ) -> Generator[Found, None, Line | None]:
-        """Read up to the last complete line; gives the line after it, which may be cut."""
+        self, pieces: Iterator[Piece], reader: SourceReader
+    ) -> Generator[Found, None, Iterator[Line]]:
+        """Read up to the last complete line; gives the lines after it, the first of which may be cut."""
         cut = 0
-        for line in lines:
-            if self.window.ended:
-                self._lost(cut, reader.coverage)
-                return line
-            numbered = self._numbered(line)
-            known = self.window.known
-            if known:
+        bulk: ReadOn | None = None
+        rest: Iterator[Line] = iter(())
+        for piece in pieces:
+            if self.window.ended and _size(piece):
+                rest = chain(_lines(piece), chain.from_iterable(map(_lines, pieces)))
+                break
+            if self.window.known:
                 cut = self.source.loss.truncated
+                yield from self._one_by_one(_lines(piece), None)
+                continue
+            self._close_known()
+            if bulk is None and self.in_bulk is not None:
+                bulk = self._bulk(self.in_bulk, reader)
+            if bulk is not None:
+                bulk.add(piece)
             else:
-                self._close_known()
+                yield from self._one_by_one(_lines(piece), reader)
+        self._close_known()
+        if bulk is not None:
+            left = bulk.rest()
+            yield from self._one_by_one(left, reader)
+        self._lost(cut, reader.coverage)
+        return rest
+
+    def _bulk(self, in_bulk: InBulk, reader: SourceReader) -> ReadOn:
+        self._assembler(None)
+        return ReadOn(in_bulk(self.entry), reader, self.assemblers, self.entry.stand.lines)
+
+    def _one_by_one(self, lines: Iterator[Line], reader: SourceReader | None) -> Iterator[Found]:
+        """The events of some lines; none where they are known already (no `reader`)."""
+        for line in lines:
+            numbered = self._numbered(line)
+            if reader is not None:
                 reader.count(line)
-            for record in self._assembler(line).feed(numbered):
+            for record in self._assembler(place_of(line.outer)).feed(numbered):
                 self._note(record)
-                if not known:
+                if reader is not None:
                     yield from self._events(record, reader, SETTLED)
             self.last_line = numbered.number
-        self._close_known()
-        self._lost(cut, reader.coverage)
-        return None
 
     def _close_known(self) -> None:
         """Nothing was pending where a file was left for good."""
@@ -257,7 +294,7 @@ class _SourceNews:
         cut = self.source.loss.truncated
         for line in lines:
             reader.count(line)
-            for record in self._assembler(line).feed(self._numbered(line)):
+            for record in self._assembler(place_of(line.outer)).feed(self._numbered(line)):
                 yield from self._events(record, reader, standing)
         for assembler in as_begun(self.assemblers.values()):
             for record in assembler.end():
@@ -268,6 +305,14 @@ class _SourceNews:
     def _is_quiet(self) -> bool:
         modified = self.source.modified_us
         return modified is not None and time.time() - modified / 1e6 >= QUIET_S
+
+
+def _lines(piece: Piece) -> Iterator[Line]:
+    return piece.lines() if isinstance(piece, TextBlock) else iter(piece)
+
+
+def _size(piece: Piece) -> int:
+    return len(piece)
 
 
 def _may_grow(record: Record) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -19,6 +19,7 @@ from logscope.analysis_json import analysis_document
 from logscope.incremental.frames import read_with_state
 from logscope.log_frames import LogFrames, read_log
 from logscope.times import Moment, Span
+from parsers.columnar import reading, resumed
 from parsers.sources import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, quiet, two_engines
@@ -99,7 +100,16 @@ def rotate(folder: Path, press: str) -> None:
     (folder / "server.log").rename(folder / "server.log.1")
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.fixture(params=[1000, 20], ids="left {}".format)
+def lines_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few lines at the end of the news are read one by one, the others in bulk."""
+    monkeypatch.setattr(resumed, "LEFT", request.param)
+    monkeypatch.setattr(reading, "_FEWEST", 1)
+    monkeypatch.setattr(resumed, "BLOCK", 2000)
+
+
+@pytest.mark.usefixtures("lines_left")
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(sorted(TEXTS)),
     cuts=st.lists(st.floats(0, 1), max_size=5),
@@ -144,6 +154,7 @@ def _size(path: Path) -> int:
     return len(zstandard.ZstdDecompressor().decompress(data)) if path.suffix == ZST else len(data)
 
 
+@pytest.mark.usefixtures("lines_left")
 @pytest.mark.parametrize(
     "sample", ["v1-under-pressure.log", "v1-calm.log", "v0-with-warnings.log.gz"]
 )
