@@ -17,6 +17,7 @@ __all__ = [
     "access",
     "analysed",
     "document",
+    "ids",
     "parsed",
     "stats_v0",
     "stats_v1",
@@ -112,3 +113,8 @@ def analysed(folder: Path, lines: list[str] | str) -> Analysis:
 def document(folder: Path, lines: list[str] | str) -> dict[str, Any]:
     """The document of `analyze --json --no-replay` over lines."""
     return analysis_document(analysed(folder, lines))
+
+
+def ids(found: dict[str, Any]) -> set[str]:
+    """The ids of a document's findings."""
+    return {f["id"] for f in found["findings"]}
