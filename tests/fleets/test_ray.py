@@ -38,6 +38,7 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("RAY_worker_niceness", "0")  # on a busy machine its workers would starve
         patched.setenv("PYTHONPATH", str(ROOT))
         arguments = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
         found = Cluster(initialize_head=True, head_node_args=arguments)
