@@ -6,11 +6,12 @@ import io
 import random
 
 import pytest
-from dress import DRESSES, Stamped, real_log
 
 from parsers.lines import Line
 from parsers.sources import expand
 from parsers.text_blocks import TextBlock
+from tests.dress import DRESSES
+from tests.dressers import Stamped, real_log
 
 LOG = real_log()
 IN_BLOCKS = ["plain, journal cat", "docker logs -t", "kubectl --prefix", "compose -t", "cri", "ci"]

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import re
-import time
-from datetime import datetime, timezone
+from datetime import datetime
 
 import pytest
-from dress import DRESSES, Dress, Stamped, cri, iso, real_log
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from parsers.envelopes import Clock, unwrap
+from parsers.envelopes import unwrap
 from parsers.lines import JsonRecord, Line, Outer
-from parsers.sources import expand
+from tests.dress import DRESSES, Dress
+from tests.dressers import Stamped, cri, iso
+from tests.sources.reading import LOG, START_US, read, stamped
 
-LOG = real_log()
-START_US = LOG[0].time_us
 BARE = {"plain, journal cat", "loki raw, newest first"}
+
+
 ODD = [
     "(EngineCore pid=7) ERROR 11-29 23:07:01 [core.py:1] Traceback (most recent call last):",
     '  File "/vllm/core.py", line 3, in step',
@@ -33,18 +30,6 @@ ODD = [
     + "', params: None",
     "(APIServer pid=1) INFO 11-29 23:07:02 [loggers.py:1] Engine 000: the end",
 ]
-
-
-def read(data: bytes) -> list[Line]:
-    source = expand(["-"], stdin=io.BytesIO(data))[0]
-    lines = list(source.lines())
-    assert source.problem is None
-    assert source.loss.problem is None
-    return lines
-
-
-def stamped(texts: list[str]) -> list[Stamped]:
-    return [Stamped(START_US + i * 1_000_000, text) for i, text in enumerate(texts)]
 
 
 @pytest.mark.parametrize("name", DRESSES)
@@ -79,6 +64,8 @@ MIXABLE = [
     if not re.search("newest|without line", n)
     and n not in ("gcloud json", "aws get-log-events", "journal export")
 ]
+
+
 SINGLE = [n for n in MIXABLE if not re.search("verbose|pretty|yaml|console", n)]
 
 
@@ -283,171 +270,3 @@ def test_rsyslog_escapes() -> None:
         b"Sep 22 23:46:42 host-a vllm[3]: #033[0;36m(EngineCore pid=7)#033[0;0m INFO 09-22 23:46:42 [a.py:1] x#015\n"
     )
     assert line.text == "\x1b[0;36m(EngineCore pid=7)\x1b[0;0m INFO 09-22 23:46:42 [a.py:1] x"
-
-
-CLOCKS = [
-    # stamp, zone, reference, UTC
-    ("Dec 31 23:59:59", None, "2027-01-02", "2026-12-31T23:59:59"),
-    ("Jan  1 00:00:01", None, "2027-01-02", "2027-01-01T00:00:01"),
-    ("Jan  2 23:00:00", None, "2027-01-02", "2027-01-02T23:00:00"),
-    ("Feb 29 12:00:00", None, "2027-01-02", "2024-02-29T12:00:00"),
-    ("Sep 22 23:46:42", "Europe/Berlin", "2026-10-01", "2026-09-22T21:46:42"),
-    ("Sep 22 23:46:42", "+08:00", "2026-10-01", "2026-09-22T15:46:42"),
-]
-
-
-@pytest.mark.parametrize(("stamp", "zone", "reference", "utc"), CLOCKS)
-def test_year_and_zone_of_stamps_without(
-    stamp: str, zone: str | None, reference: str, utc: str
-) -> None:
-    clock = Clock(zone, clock_us(f"{reference}T00:00:00"))
-    [line] = unwrap([(1, f"{stamp} host-a vllm[1]: INFO 09-22 23:46:42 [a.py:1] x")], clock)
-    assert line.outer is not None
-    assert line.outer.time_us == clock_us(utc)
-
-
-def clock_us(text: str) -> int:
-    return round(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()) * 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("value", "us"),
-    [
-        (1778262423, 1778262423000000),
-        (1778262423.5, 1778262423500000),
-        ("1778262423.906123", 1778262423906123),
-        (1778262423906, 1778262423906000),
-        ("1778262423906123", 1778262423906123),
-        ("1778262423906123456", 1778262423906123),
-        ("2026-05-08T17:47:03.906123456Z", 1778262423906123),
-        ("2026-05-08 19:47:03,906 +0200", 1778262423906000),
-        ("2026-05-08 17:47:03 UTC", 1778262423000000),
-        ("2026-13-08 17:47:03", None),
-        ("yesterday", None),
-        (True, None),
-        (float("nan"), None),
-        (10**30, None),
-    ],
-)
-def test_stamps_in_json(value: object, us: int | None) -> None:
-    assert Clock().any(value) == us
-
-
-def test_unknown_zone() -> None:
-    with pytest.raises(ValueError, match="unknown time zone 'Mars/Olympus'"):
-        Clock("Mars/Olympus")
-
-
-def test_newest_first_keeps_numbers_and_is_flagged() -> None:
-    data = DRESSES["web viewer, newest first"].dress(LOG)
-    source = expand(["-"], stdin=io.BytesIO(data))[0]
-    numbers = [line.number for line in source.lines()]
-    assert source.newest_first
-    assert numbers == list(range(len(LOG), 0, -1))
-
-
-def test_a_restart_is_not_newest_first() -> None:
-    source = expand(
-        ["-"], stdin=io.BytesIO(DRESSES["docker logs -t"].dress(LOG[300:] + LOG[:300]))
-    )[0]
-    assert [line.number for line in source.lines()] == list(range(1, len(LOG) + 1))
-    assert not source.newest_first
-
-
-WORDS = st.sampled_from(
-    [
-        "{",
-        "}",
-        '{"log":"',
-        '{"MESSAGE":[1,2',
-        "[pod/a/b] ",
-        "2026-05-08T17:47:03Z ",
-        "stderr P ",
-        "stderr F ",
-        "\n",
-        "\r\n",
-        "\0",
-        "---",
-        "Sep 22 23:46:42 h v[1]: ",
-        "<134>1 ",
-        "__CURSOR=a",
-        "MESSAGE\n",
-        "a-b c ",
-        "x  | ",
-        "  | ",
-        "> - ",
-        "[",
-        "]",
-        "insertId: ",
-        "INFO 05-09 00:49:33 ",
-        "\x1e",
-        "data: ",
-        '"events": [',
-        "    MESSAGE=",
-        "timestamp: ",
-        "textPayload: |-",
-        "\x1b[36m",
-        "\ufffd",
-    ]
-)
-
-
-@given(st.lists(WORDS | st.text(max_size=5), max_size=40).map("".join))
-@settings(max_examples=300, deadline=None)
-def test_any_text_is_survived_and_nothing_but_envelopes_is_lost(text: str) -> None:
-    text = "INFO 05-09 00:49:33 [a.py:1] x\n" * 60 + text  # enough text to be no binary file
-    physical = text.replace("\r\n", "\n").split("\n")
-    physical = physical[:-1] if not physical[-1] else physical
-    lines = read(text.encode("utf-8", "replace"))
-    assert all(1 <= line.number <= len(physical) for line in lines)
-    plain = [line for line in lines if line.outer is None]
-    assert all(
-        line.text == physical[line.number - 1].rstrip("\r") for line in plain if not line.record
-    )
-
-
-@given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
-def test_any_bytes_are_survived(data: bytes) -> None:
-    source = expand(["-"], stdin=io.BytesIO(b"INFO 05-09 00:49:33 [a.py:1] x\n" * 60 + data))[0]
-    lines = list(source.lines())
-    assert source.problem is None
-    assert len({line.number for line in lines}) <= 60 + data.count(b"\n") + 1
-    assert [line.text for line in lines][:60] == ["INFO 05-09 00:49:33 [a.py:1] x"] * 60
-
-
-HOSTILE = [
-    "{" * 100_000,
-    '{"a":' * 50_000,
-    "[" * 100_000,
-    "[pod/" + "a" * 100_000,
-    "<134>1 2026-05-08T17:47:03Z h u p m [" + 'a b="' * 50_000,
-    "<134>1 2026-05-08T17:47:03Z h u p m " + '[a b="c"]' * 50_000,
-    "2026-05-08T17:47:03Z {" + '"' * 100_000,
-    "2026-05-08T17:47:03Z " * 20_000,
-    "a-" * 100_000 + " b ",
-    "\x1b[0m" * 50_000,
-    " " * 200_000 + "|",
-    "x" + " " * 200_000 + "|",
-    "> " * 100_000,
-    "#015" * 50_000,
-    "\r" * 500_000,
-    '{"log":"' + "\\u0000" * 30_000 + '"}',
-    '{"timestamp":1' + "0" * 100_000 + ',"message":"x"}',
-    '{"result":' * 400 + "{}" + "}" * 400,
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_lines_cost_linear_time(text: str) -> None:
-    started = time.process_time()
-    lines = read(("INFO 05-09 00:49:33 [a.py:1] x\n" + (text + "\n") * 3).encode())
-    assert lines
-    assert time.process_time() - started < 2
-
-
-def test_many_opened_braces_cost_linear_time() -> None:
-    started = time.process_time()
-    lines = read(b"{\n" * 60_000)
-    assert [line.text for line in lines] == ["{"] * 60_000
-    assert time.process_time() - started < 5

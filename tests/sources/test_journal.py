@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dress import HOST, NO_JOURNAL, PID, UNIT, Stamped, journal_export, real_log
 
 from parsers.sources import JournalQuery, expand, journal_of
+from tests.dressers import HOST, NO_JOURNAL, PID, UNIT, Stamped, journal_export, real_log
 
 _PLACES = ("/usr/lib/systemd", "/lib/systemd")
 REMOTE = shutil.which("systemd-journal-remote", path=":".join(_PLACES))

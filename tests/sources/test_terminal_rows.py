@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
-from dress import DRESSES, real_log
 
 from parsers.lines import Line
 from parsers.sources import expand
+from tests.dress import DRESSES
+from tests.dressers import real_log
 
 LOG = real_log()
 NAMES = ["plain, journal cat", "docker logs -t", "journal short", "kubectl --prefix", "compose"]

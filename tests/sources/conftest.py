@@ -1,6 +1,0 @@
-"""Lets the tests of sources and envelopes import `dress`, however pytest was started."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
