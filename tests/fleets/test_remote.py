@@ -75,6 +75,18 @@ def test_a_folder_and_what_is_missing(memory: Any) -> None:
     assert "gibberish" in unknown.problem
 
 
+def test_a_name_in_a_store_does_not_lead_out_of_it(memory: Any, tmp_path: Path) -> None:
+    """Others name what lies in a store; fsspec would take such a name for a chain of file systems."""
+    (tmp_path / "secret.log").write_text("secret")
+    evil = f"/logs/a::file://{tmp_path}/secret.log"
+    memory.pipe(evil, TEXT)
+    (source,) = expand(["memory://logs"])
+    assert source.name == f"memory://{evil}"
+    assert read_log([source], Span(), year=2026).coverage.lines == TEXT.count(b"\n")
+    (chain,) = expand([f"memory://none::file://{tmp_path}/secret.log"])
+    assert chain.problem == "no such file; check the address"
+
+
 def test_a_failing_store_is_a_loss_not_a_crash(
     memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
