@@ -39,13 +39,17 @@ def test_blocks_that_nobody_gives_back_are_told_with_their_lines(tmp_path: Path)
     [
         [*BUSY, *[(0, 0, 12.4)] * 2],  # two lines may be chance
         [*BUSY, *[(0, 0, 12.4)] * 5, (0, 0, 0.0)],  # they came back
-        [*BUSY, *[(0, 0, 0.4)] * 5],  # rounding, the null block
+        [*BUSY, *[(0, 0, 0.9)] * 5],  # rounding, the null block
         [(1, 0, 12.4)] * 5,
         [(0, 1, 12.4)] * 5,
     ],
 )
 def test_what_is_no_leak(states: list[tuple[int, int, float]], tmp_path: Path) -> None:
     assert leaks(tmp_path, log(states)) == []
+
+
+def test_a_hundredth_of_the_cache_is_enough(tmp_path: Path) -> None:
+    assert len(leaks(tmp_path, log([(0, 0, 1.0)] * 3))) == 1
 
 
 def test_a_few_blocks_of_a_small_cache_are_none(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from logscope.report.safe import axis_text, redacted, script_json, visible
 from logscope.report.sampling import keep_extremes
+from logscope.report.view_ledger import ledger_bars
 from logscope.report.words import (
     LEDGER_LABELS,
     LOST_TO,
@@ -204,3 +205,19 @@ def test_a_thinned_series_keeps_its_ends_and_extremes(
 def test_a_limit_too_small_for_the_extremes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 4"):
         keep_extremes([1.0] * 9, 3)
+
+
+def test_the_ledgers_bars_have_one_scale_and_their_own_parts() -> None:
+    ledger = {
+        "slow_s": {"queued_for_kv": 6.0, "decode": 2.0, "recompute": None},
+        "typical_s": {"decode": 4.0},
+    }
+    slow, typical = ledger_bars(ledger)
+    assert (slow.name, slow.whole.replace("\u00a0", " ")) == ("Slow requests", "8.0 s")
+    assert (typical.name, typical.whole.replace("\u00a0", " ")) == ("Typical requests", "4.0 s")
+    assert [s[:3] for s in slow.segments] == [
+        ("queued_for_kv", 0.0, 750.0),
+        ("decode", 750.0, 250.0),
+    ]
+    assert [s[:3] for s in typical.segments] == [("decode", 0.0, 500.0)]
+    assert ledger_bars({}) == ledger_bars({"slow_s": {}, "typical_s": None}) == []

@@ -21,7 +21,7 @@ def test_silence_with_a_queue_is_a_stall_and_without_one_idleness(
     assert (document(tmp_path, lines)["verdict"] == "engine-stall") is stalled
 
 
-@pytest.mark.parametrize(("waiting", "stalled"), [(6, True), (0, False)])
+@pytest.mark.parametrize(("waiting", "stalled"), [(6, True), (1, True), (0, False)])
 def test_a_gap_between_statistics(tmp_path: Path, waiting: int, stalled: bool) -> None:
     lines = [
         *v1_start(),
@@ -156,3 +156,9 @@ def test_probes_tell_the_time_when_nothing_else_does(
         lines += [stats_v1(10 * i, 4, 2, 30.0), *[access()] * 5]
     found = document(tmp_path, lines + [access()] * (probes - 5))
     assert ("engine-stall" in ids(found)) is stalled
+
+
+def test_a_crash_of_which_the_log_only_says_that_it_came_names_no_cause(tmp_path: Path) -> None:
+    found = document(tmp_path, [*v1_start(), stats_v1(10, 4, 0, 10.0), *CRASH[3:]])
+    [crash] = [f for f in found["findings"] if f["id"] == "engine-crash"]
+    assert crash["title"] == "The engine died while serving; its requests failed"

@@ -122,6 +122,19 @@ def test_percentiles_of_a_histogram(tmp_path: Path) -> None:
     assert latency["ttft_s"]["p50"] is None
 
 
+def test_latencies_need_a_histogram_and_one_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_text("vllm:num_preemptions_total 3\n")
+    assert read_metrics([str(path)]).latency(from_zero=True) is None
+    path.write_text(
+        'vllm:e2e_request_latency_seconds_bucket{le="2"} 1\n'
+        'vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 1\n'
+    )
+    found = read_metrics([str(path)]).latency(from_zero=True)
+    assert found is not None
+    assert (found["e2e_s"]["p50"], found["ttft_s"]["p50"]) == (1.0, None)
+
+
 def test_a_histogram_between_two_scrapes(tmp_path: Path) -> None:
     first = "\n".join(BUCKETS.format(le=le, n=n) for le, n in (("1", 100), ("+Inf", 100)))
     then = "\n".join(BUCKETS.format(le=le, n=n) for le, n in (("1", 100), ("+Inf", 110)))
