@@ -200,6 +200,8 @@ def command(
     from logscope.witness.latencies import read_latencies
     from logscope.witness.metrics import read_metrics
 
+    if jobs is not None and on is not None:
+        raise click.UsageError("give --jobs N (processes here) or --on ray, not both")
     given = given_settings(settings)
     clients = read_latencies(latencies) if latencies is not None else None
     counters = read_metrics(metrics) if metrics else None

@@ -50,6 +50,7 @@ def command(
     """
     from logscope.analysis import analyze
     from logscope.comparison import compare
+    from logscope.fleets.beside import Beside
     from logscope.log_frames import read_log
     from logscope.reading import partly_read
     from logscope.terminal.progress import progress_bar
@@ -60,13 +61,14 @@ def command(
         data = read_log(open_sources((name,), timezone=timezone), Span(), year=year)
         tell_and_check(data.coverage, display)
         sides.append(data)
-    with progress_bar(quiet=display.quiet, color=display.color) as progress:
+    with Beside() as others, progress_bar(quiet=display.quiet, color=display.color) as progress:
         found = [
             analyze(
                 data,
                 replay=not no_replay,
                 with_advice=False,
                 seed=seed,
+                spread=others.map,
                 progress=None if progress is None else lambda s, p=progress, i=i: p((i + s) / 2),  # type: ignore[misc]
             )
             for i, data in enumerate(sides)

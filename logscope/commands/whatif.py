@@ -57,6 +57,7 @@ def command(
     """
     from logscope.analysis import analyze
     from logscope.configuration import SettingError
+    from logscope.fleets.beside import Beside
     from logscope.log_frames import read_log
     from logscope.scenario import scenario_of
     from logscope.terminal.progress import progress_bar
@@ -67,8 +68,8 @@ def command(
     opened = open_sources(sources, timezone=span.zone, units=units, span=span)
     data = read_log(opened, span, year=reading.year)
     tell_and_check(data.coverage, display)
-    with progress_bar(quiet=display.quiet, color=display.color) as progress:
-        found = analyze(data, seed=seed, progress=progress, with_advice=False)
+    with Beside() as others, progress_bar(quiet=display.quiet, color=display.color) as progress:
+        found = analyze(data, seed=seed, progress=progress, with_advice=False, spread=others.map)
     worst = found.worst_result
     if worst is not None and worst.declined:
         raise CannotReplayError(

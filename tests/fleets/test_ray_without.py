@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from logscope.cli import cli
 from logscope.fleets.executors import ExecutorError, RayCluster, _call
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.test_parallel import square
@@ -140,3 +142,9 @@ def test_without_ray_the_command_says_what_to_install() -> None:
         run.stderr
         == "logscope: Ray is not installed; install it with: pip install 'logscope[ray]'\n"
     )
+
+
+def test_processes_or_a_cluster_not_both() -> None:
+    done = CliRunner().invoke(cli, ["analyze", "x.log", "--on", "ray", "--jobs", "2"])
+    assert done.exit_code == 2
+    assert "not both" in done.stderr
