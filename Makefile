@@ -57,7 +57,8 @@ bench: $(VENV)/.installed-dev
 	  [ -e "$$script" ] || { echo "no benchmarks/bench_*.py yet"; break; }; \
 	  echo "== $$script"; $(BIN)/python "$$script"; done
 
-# Finds go to out/fuzz. Guided by coverage (atheris, from the extra `fuzz`): make fuzz FUZZ_ARGS=--coverage
+# Finds go to out/fuzz. Only some targets: make fuzz FUZZ_ARGS='--targets state,fleet'; guided by coverage (atheris, from the extra
+# `fuzz`): make fuzz FUZZ_ARGS=--coverage
 MINUTES ?= 5
 FUZZ_ARGS ?=
 fuzz: $(VENV)/.installed-dev

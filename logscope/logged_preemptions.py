@@ -126,9 +126,14 @@ def _warning_timeline(times: list[datetime | None], counters: list[int | None]) 
         if count is None or before is None or count <= before[1]:
             found.append(Stretch(time, time, 1.0))
         else:
-            found.append(Stretch(before[0], time, float(count - before[1])))
+            found.append(_between(before[0], time, float(count - before[1])))
         before = (time, count) if count is not None else before
     return found
+
+
+def _between(before: datetime, time: datetime, value: float) -> Stretch:
+    """What came between two lines, also where the clock was set back between them."""
+    return Stretch(min(before, time), max(before, time), value)
 
 
 def _field_timeline(stats: pl.DataFrame) -> list[Stretch]:
@@ -136,6 +141,6 @@ def _field_timeline(stats: pl.DataFrame) -> list[Stretch]:
     before: datetime | None = None
     for time, count in stats.select("at", "preemptions").rows():
         if time is not None and count:
-            found.append(Stretch(before or time, time, float(count)))
+            found.append(_between(before or time, time, float(count)))
         before = time or before
     return found

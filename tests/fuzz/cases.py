@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
 import json
@@ -94,24 +95,19 @@ def lay_out(case: Case, folder: Path) -> None:
         path.write_bytes(data)
 
 
-def keep(case: Case, kind: str, folder: Path) -> None:
-    """Write a case so that `loaded` gives it again."""
-    (folder / "files").mkdir(parents=True, exist_ok=True)
-    lay_out(case, folder / "files")
-    (folder / "facts.json").write_text(json.dumps(case.facts), encoding="utf-8")
-    (folder / "kind.txt").write_text(kind + "\n", encoding="utf-8")
+def keep(case: Case, kind: str, path: Path) -> None:
+    """Write a case to a `.json.gz` from which `loaded` gives it again; `kind` begins with the target's name."""
+    files = {name: base64.b64encode(data).decode() for name, data in case.files.items()}
+    text = json.dumps({"kind": kind, "facts": case.facts, "files": files})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def loaded(folder: Path) -> Case:
-    """A kept case."""
-    files = folder / "files"
-    found = {
-        str(path.relative_to(files)): path.read_bytes()
-        for path in sorted(files.rglob("*"))
-        if path.is_file()
-    }
-    facts = folder / "facts.json"
-    return Case(found, json.loads(facts.read_text(encoding="utf-8")) if facts.exists() else {})
+def loaded(path: Path) -> tuple[str, Case]:
+    """The target's name and the case of a kept file."""
+    found = json.loads(gzip.decompress(path.read_bytes()))
+    files = {name: base64.b64decode(data) for name, data in found["files"].items()}
+    return found["kind"].partition("\n")[0], Case(files, found["facts"])
 
 
 def run(*arguments: str | Path, stdin: bytes | None = None) -> Result | None:

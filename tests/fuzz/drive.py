@@ -1,8 +1,8 @@
 """Fuzzing by hand, for as long as one likes: `python -m tests.fuzz.drive --minutes 5` (or `make fuzz MINUTES=5`).
 
 Mutates real logs, settings and workload files and runs everything over them, each case in a bounded time and memory; `--targets`
-names some of them. With `--coverage` atheris guides it (pip install logscope[fuzz]). A case that fails is a folder of out/fuzz/, which
-`--again FOLDER` runs once more; to keep it, cut it down and put it into tests/data/fuzz/ (a log) or into a test.
+names some of them. With `--coverage` atheris guides it (pip install logscope[fuzz]). A case that fails is a file of out/fuzz/, which
+`--again FILE` runs once more; to keep it, put it into tests/data/fuzz/ (a log that fails by itself cut down, as `.log`).
 """
 
 from __future__ import annotations
@@ -105,22 +105,22 @@ def _one_case(name: str, tally: _Tally, case: Case, number: str) -> None:
     tally.seconds += took
     if took > max(SLOW_S, tally.slowest):
         print(f"{name} {number}: {took:.0f} s of CPU time", flush=True)
-        keep(case, f"{name}\nslow: {took:.0f} s", OUT / f"{name}-{number}-slow")
+        keep(case, f"{name}\nslow: {took:.0f} s", OUT / f"{name}-{number}-slow.json.gz")
     tally.slowest = max(tally.slowest, took)
     if kind is not None:
         short = kind.split(" at ")[0] + " " + kind.split(" at ")[-1][:80]
         tally.failures[short] += 1
         if tally.failures[short] <= 3:
-            keep(case, f"{name}\n{kind}", OUT / f"{name}-{number}")
+            keep(case, f"{name}\n{kind}", OUT / f"{name}-{number}.json.gz")
             print(f"{name} {number}: {kind}", flush=True)
 
 
-def _again(folder: Path) -> int:
+def _again(path: Path) -> int:
     """A kept case once more, with whatever it raises."""
-    name = (folder / "kind.txt").read_text(encoding="utf-8").splitlines()[0]
+    name, case = loaded(path)
     with tempfile.TemporaryDirectory() as place:
-        TARGETS[name].check(loaded(folder), Path(place))
-    print(f"{folder}: {name} keeps its promises")
+        TARGETS[name].check(case, Path(place))
+    print(f"{path}: {name} keeps its promises")
     return 0
 
 
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument(
         "--targets", default=",".join(TARGETS), help=f"some of {', '.join(TARGETS)}"
     )
-    parser.add_argument("--again", type=Path, metavar="FOLDER", help="run a kept case once more")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="run a kept case once more")
     parser.add_argument("--coverage", action="store_true", help="guided by atheris")
     given, rest = parser.parse_known_args()
     os.environ["LOGSCOPE_DEBUG"] = "1"
