@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,10 +113,15 @@ def test_it_opens_offline_without_a_complaint(
     assert len(picture) > 50_000
 
 
-def test_it_opens_in_two_seconds(opening: Opening, report: Path) -> None:
-    before = time.perf_counter()
-    opening(report).drawn()
-    assert time.perf_counter() - before < 6  # 2 s alone; a loaded machine with two cores gets more
+def test_it_is_drawn_in_two_seconds_of_cpu_time(opening: Opening, report: Path) -> None:
+    opened = opening(report)
+    opened.drawn()
+    session = opened.context.new_cdp_session(opened.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    opened.page.reload()
+    opened.drawn()
+    told = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+    assert 0.01 < told["TaskDuration"] < 2
 
 
 def test_the_first_screen_holds_the_answer(opening: Opening, report: Path) -> None:
@@ -148,12 +152,11 @@ def test_a_chart_zooms_and_comes_back(opening: Opening, report: Path) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
-    page.wait_for_timeout(400)
+    until(page, f"{read}.join() !== '{','.join(map(str, before))}'")
     zoomed = page.evaluate(read)
     assert 0.2 < (zoomed[1] - zoomed[0]) / (before[1] - before[0]) < 0.4
     page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_timeout(400)
-    assert page.evaluate(read) == before
+    until(page, f"{read}.join() === '{','.join(map(str, before))}'")
 
 
 def test_curve_and_table_show_the_same_numbers(opening: Opening, report: Path) -> None:

@@ -49,7 +49,10 @@ def test_two_ranks_have_at_least_twice_the_blocks_and_shorter_steps(tmp_path: Pa
     found = scenario_of(facts(tmp_path, *MEMORY), {"tensor_parallel_size": 2})
     assert found.config.num_blocks >= 10_000
     assert 0.5 < found.scale.base < 1.0
-    assert found.notes
+    assert found.notes == (
+        "KV blocks are taken as proportional to the devices: the log does not show weights and memory",
+        f"a step is taken to need {found.scale.base:.2f} of its time on 2 tensor ranks instead of 1",
+    )
 
 
 def test_what_the_log_hides_is_said(tmp_path: Path) -> None:

@@ -169,7 +169,6 @@ def test_new_tells_only_what_comes_after(tmp_path: Path) -> None:
     path.write_text(FULL)
     process = start(path, "--new", "--json", "-")
     assert process.stdout is not None
-    time.sleep(0.1)
     deadline = time.monotonic() + 30
     line = b""
     os.set_blocking(process.stdout.fileno(), False)
