@@ -55,7 +55,7 @@ def compare_orders(workload: Workload, config: EngineConfig) -> tuple[Order, Ord
 
 def _order(replayed: Replayed, middle: float) -> Order | None:
     done = [r for r in replayed.records if r.status == "finished" and r.end is not None]
-    lives = {False: [], True: []}  # type: dict[bool, list[float]]
+    lives: dict[bool, list[float]] = {False: [], True: []}
     for r in done:
         assert r.end is not None
         lives[r.request.output_tokens > middle].append((r.end - r.arrival) / 1e9)

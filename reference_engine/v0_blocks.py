@@ -16,10 +16,8 @@ from .v0_state import V0State
 __all__ = ["CachingPool", "CountingPool", "V0Pool", "make_pools"]
 
 NEVER_ACCESSED = -1.0
-STALE_ENTRIES = (
-    50  # the evictor's heap is rebuilt when it holds more entries than this for each block
-)
-
+STALE_ENTRIES = 50
+"""The evictor's heap is rebuilt when it holds more entries than this for each block."""
 
 _Entry = tuple[float, int, int, int, int]
 """(last access, -depth, block, -running count, content): the evictor's order; of one block the newest entry counts."""

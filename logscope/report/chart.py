@@ -48,12 +48,9 @@ def engine_key(entry: dict[str, Any]) -> Key:
 
 def iso(time: datetime) -> str:
     """A time as plotly's date axes read it, on the log's own clock."""
-    whole = (
-        time.microsecond == 0
-    )  # most clocks have whole seconds, and files are smaller without ".000"
-    return time.replace(tzinfo=None).isoformat(
-        sep=" ", timespec="seconds" if whole else "milliseconds"
-    )
+    # most clocks have whole seconds, and files are smaller without ".000"
+    finest = "milliseconds" if time.microsecond else "seconds"
+    return time.replace(tzinfo=None).isoformat(sep=" ", timespec=finest)
 
 
 def figure_json(traces: Sequence[Any], layout: dict[str, Any], height: int) -> dict[str, Any]:

@@ -91,9 +91,8 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
     logged = found.get("logged") or {}
     low, value, high = found.get("low"), found.get("value"), found.get("high")
     said, proven = bounds(low, high), bounds(logged.get("low"), logged.get("high"))
-    counted = (
-        value is not None and found.get("basis") != "measured"
-    )  # the log bounds, it does not count
+    # what the log itself proves are bounds, not a count
+    counted = value is not None and found.get("basis") != "measured"
     shown = count(value) if counted or low == high else said
     parts = [said if shown != said and low != high else ""]
     if proven and proven != said:

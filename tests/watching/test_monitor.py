@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from logscope.terminal.watch_view import alert_line
 from logscope.watching.monitor import MAX_ENGINES, Monitor, Notice
 from logscope.watching.pressure import HISTORY, EnginePressure, Reading
 from parsers.events import Coverage
@@ -234,3 +235,20 @@ def test_a_plain_server_is_counted() -> None:
     count = monitor.summary().preemptions
     assert count is not None
     assert count[3] == "inferred"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (None, "x"),
+        ((0, 0), "x"),  # the only one there is
+        ((0, None), "x"),
+        ((2, None), "server 2: x"),
+        ((0, 3), "server 0 engine 3: x"),
+    ],
+)
+def test_an_alert_names_its_engine_where_there_are_others(
+    place: tuple[int, int | None] | None, said: str
+) -> None:
+    notice = Notice("alert", None, "none", None, None, None, None, place, "x", "error")
+    assert alert_line(notice) == f"-  {said}"
