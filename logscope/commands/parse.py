@@ -79,32 +79,22 @@ def command(
       logscope parse server.log | jq 'select(.family == "stats")'
       logscope parse /var/log/vllm --state seen >> events.jsonl
     """
-    from logscope.reading import check_something_read, cut, events_in, partly_read, problems
+    from logscope.reading import check_something_read, partly_read, problems
     from parsers.reader import Keep
 
-    coverage = Coverage()
-    span, year = reading.span, reading.year
+    coverage, span = Coverage(), reading.span
     opened = open_sources(sources, timezone=span.zone, units=units, span=span, from_start=False)
     keep = Keep(keep_other, include_prompts)
-    events: Iterable[Event] | None
     if output is not None and state is None and span.is_open:
-        _write_frames(opened, coverage, output, year=year, keep=keep)
-        events = None
-    elif state is not None:
-        from logscope.incremental.events import new_events
-
-        news = new_events(state / "parse", opened, coverage, year=year, keep=keep)
-        events = cut(news, span)
+        _write_frames(opened, coverage, output, year=reading.year, keep=keep)
     else:
-        events = events_in(opened, coverage, span, year=year, keep=keep)
-    if events is None:
-        pass
-    elif output is not None:
-        _write_parquet(events, output)
-    elif form == "csv":
-        _write_csv(events)
-    else:
-        _write_jsonl(events)
+        events = _events(opened, coverage, reading, state, keep)
+        if output is not None:
+            _write_parquet(events, output)
+        elif form == "csv":
+            _write_csv(events)
+        else:
+            _write_jsonl(events)
     for problem in problems(coverage):
         display.note(problem)
     if state is None or coverage.skipped_sources:
@@ -116,6 +106,20 @@ def command(
         )
     if partly_read(coverage):
         ctx.exit(4)
+
+
+def _events(
+    sources: Sequence[Any], coverage: Coverage, reading: Reading, state: Path | None, keep: Keep
+) -> Iterable[Event]:
+    """The events of the span; with a state those that no run before has given."""
+    from logscope.reading import cut, events_in
+
+    if state is None:
+        return events_in(sources, coverage, reading.span, year=reading.year, keep=keep)
+    from logscope.incremental.events import new_events
+
+    news = new_events(state / "parse", sources, coverage, year=reading.year, keep=keep)
+    return cut(news, reading.span)
 
 
 def _write_jsonl(events: Iterable[Event]) -> None:
