@@ -27,30 +27,27 @@ _RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re
 
 
 class Worn:
-    """The envelopes that were taken off a block, and its lines as they were."""
+    """The envelopes that were taken off a block, and its lines as they were (`dressed`)."""
 
-    def __init__(self, data: bytes, envelopes: tuple[Envelope, ...], clock: Clock) -> None:
-        self._data = data
-        self._envelopes = envelopes
+    def __init__(self, dressed: TextBlock, envelopes: tuple[Envelope, ...], clock: Clock) -> None:
+        self.dressed = dressed
+        self.envelopes = envelopes
         self._clock = clock
-        self._lines: list[bytes] | None = None
-
-    def line(self, index: int) -> str:
-        """A line in its envelopes."""
-        if self._lines is None:
-            self._lines = self._data.split(b"\n")
-        return self._lines[index].decode("utf-8", "replace")
 
     def outer(self, index: int) -> Outer:
         """The facts of the block's line `index` (from 0)."""
-        text, outer = self.line(index), None
-        for envelope in self._envelopes:
+        return self.facts(self.dressed.line(index))
+
+    def facts(self, text: str) -> Outer:
+        """The facts of a line that wears these envelopes."""
+        outer: Outer | None = None
+        for envelope in self.envelopes:
             peeled = envelope.peel(text, self._clock)
             if peeled is None:  # undecodable bytes in the envelope itself
                 break
             outer = peeled.outer if outer is None else merged_outer(outer, peeled.outer)
             text = peeled.text
-        return outer if outer is not None else Outer(self._envelopes[0].name)
+        return outer if outer is not None else Outer(self.envelopes[0].name)
 
 
 def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
@@ -72,7 +69,7 @@ def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
         envelopes.append(envelope)
     if not envelopes or _RECORD.search(data) is None:
         return None
-    worn = Worn(block.data, tuple(envelopes), clock)
+    worn = Worn(block, tuple(envelopes), clock)
     bare = TextBlock(block.number, data, worn)
     return bare if _as_by_line(bare, worn, unwrapper.twin()) else None
 
@@ -89,7 +86,7 @@ def _as_by_line(bare: TextBlock, worn: Worn, unwrapper: Unwrapper) -> bool:
     if len(unusual) > len(bare.ends) // _MOST_UNUSUAL:
         return False
     for index in unusual.tolist():
-        lines = unwrapper.feed(index, worn.line(index))
+        lines = unwrapper.feed(index, worn.dressed.line(index))
         if len(lines) != 1 or lines[0].text != bare.line(index) or lines[0].outer is None:
             return False
     return True

@@ -75,13 +75,30 @@ class RecordClock:
         self._last = moment
         return moment
 
-    def resolve_all(self, stamps: Stamps) -> NDArray[np.int64] | None:
+    def resolve_all(
+        self, stamps: Stamps, outer_us: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64] | None:
         """What `resolve` gives for each of `stamps`, as microseconds since the epoch.
 
         None, with nothing changed, where one of them is no date.
         """
         if not len(stamps):
             return np.empty(0, np.int64)
+        if outer_us is None or self._fixed:
+            seconds = self._carried(stamps)
+        else:
+            seconds = _nearest(stamps, outer_us)
+        if seconds is None:
+            return None
+        self.backwards += int((np.diff(seconds) <= -BACKWARDS_S).sum())
+        epoch = datetime(1970, 1, 1)
+        self.note(epoch + timedelta(seconds=int(seconds[0])))
+        self._last = epoch + timedelta(seconds=int(seconds[-1]))
+        self._year = self._last.year
+        return seconds * 1_000_000
+
+    def _carried(self, stamps: Stamps) -> NDArray[np.int64] | None:
+        """Seconds since the epoch, the year carried from stamp to stamp."""
         first, last = _unpacked(int(stamps[0])), self._last
         if last is None:
             date = _date(self._year_of(first, None), first)
@@ -99,12 +116,7 @@ class RecordClock:
         if (within >= (_month_starts(years, months + 1) - starts) * _DAY_S).any():
             return None
         seconds: NDArray[np.int64] = starts * _DAY_S + within
-        self.backwards += int((np.diff(seconds) <= -BACKWARDS_S).sum())
-        epoch = datetime(1970, 1, 1)
-        self.note(epoch + timedelta(seconds=int(seconds[0])))
-        self._last = epoch + timedelta(seconds=int(seconds[-1]))
-        self._year = self._last.year
-        return seconds * 1_000_000
+        return seconds
 
     def _year_of(self, stamp: Stamp, outer_us: int | None) -> int:
         if outer_us is not None and not self._fixed:
@@ -134,6 +146,27 @@ def _date(year: int, stamp: Stamp) -> datetime | None:
         return datetime(year, stamp[0], stamp[1], stamp[2], stamp[3], min(stamp[4], 59))
     except ValueError:
         return None
+
+
+def _nearest(stamps: Stamps, outer_us: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Seconds since the epoch, in the year in which each stamp is nearest to the outer clock."""
+    months, within = stamps // _MONTH, stamps % _MONTH
+    years = outer_us.view("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
+    if (months == months[0]).all() and (years == years[0]).all():
+        months, years = months[:1], years[:1]
+    candidates, distances = [], []
+    for year in (years - 1, years, years + 1):
+        starts = _month_starts(year, months)
+        seconds = starts * _DAY_S + within
+        is_date = within < (_month_starts(year, months + 1) - starts) * _DAY_S
+        distance = np.abs(seconds * 1_000_000 - outer_us)
+        candidates.append(seconds)
+        distances.append(np.where(is_date, distance, np.iinfo(np.int64).max))
+    best = np.argmin(distances, axis=0)[None, :]
+    if (np.take_along_axis(np.array(distances), best, 0) == np.iinfo(np.int64).max).any():
+        return None
+    found: NDArray[np.int64] = np.take_along_axis(np.array(candidates), best, 0)[0]
+    return found
 
 
 def packed_stamps(

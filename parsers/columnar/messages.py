@@ -44,7 +44,7 @@ class Said:
     """What a block's records say: `parts` by family; masks have one place a line of the block.
 
     `event` marks the lines that are in a part, `request` those of the family `request`, `serving` those that only a server at
-    work prints, `other` the records of no family. `texts` has the places of the messages of statistics lines, by row;
+    work prints, `tagged` the access lines that name their process. `texts` has the places of the messages of statistics lines, by row;
     `warnings` are the texts of those of `other` at WARNING or above.
     """
 
@@ -52,6 +52,7 @@ class Said:
     event: Mask
     request: Mask
     serving: Mask
+    tagged: Mask
     texts: dict[int, int] = field(default_factory=dict)
     warnings: dict[int, str] = field(default_factory=dict)
 
@@ -70,7 +71,7 @@ class Said:
 def messages_of(block: Block, found: Structure, memory: Memory) -> Said:
     """Read the messages of a block's records; those that need more than their line are marked as bad in `found`."""
     none = np.zeros(len(block), np.bool_)
-    said = Said({}, none, none.copy(), none.copy())
+    said = Said({}, none, none.copy(), none.copy(), none.copy())
     rest = [found.records]
     for speech in found.alike.speeches:
         left = _speech(block, said, speech, memory)
@@ -81,8 +82,10 @@ def messages_of(block: Block, found: Structure, memory: Memory) -> Said:
         _others(found, said, pl.concat(rest).sort("row"))
     for lines in found.alike.access:
         said.add("http", _accesses(lines))
+        said.tagged[lines.rows] = lines.head.process is not None
     if len(found.access):
         said.add("http", _foreign_accesses(found.access))
+        said.tagged[rows_of(found.access.filter(pl.col("process").is_not_null()))] = True
     return said
 
 

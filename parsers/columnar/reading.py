@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from parsers.columnar.block import Block, Mask, is_available
-from parsers.columnar.messages import Memory, Said, messages_of
-from parsers.columnar.parts import Part, joined, series
+from parsers.columnar.messages import Memory, messages_of
+from parsers.columnar.outers import KnownEnvelopes, Outers, joined_outers
+from parsers.columnar.stretch import Evidence, Stretch
 from parsers.columnar.structure import Structure, mark_tails, structure_of
 from parsers.columnar.templates import alike_in
 from parsers.events import Coverage, Event
-from parsers.frames import FrameBuilder, columns_of
-from parsers.lean import Coded, Lean, Value
-from parsers.lines import Line
+from parsers.frames import FrameBuilder
+from parsers.lines import Line, Outer
 from parsers.prefix import parse_header
 from parsers.reader import (
     KEEP_EVENTS,
-    MAX_TEXT,
     Keep,
     LogSource,
     SourceReader,
@@ -35,10 +34,6 @@ BLOCK = 1 << 23
 _LARGEST = 31 << 20
 _FEWEST = 16  # shorter stretches are read line by line
 _CHUNK = 256
-_NEVER = np.iinfo(np.int64).min  # NaT, which Polars takes for null
-
-Evidence = Callable[[str, int, str], None]
-"""Takes source, line and text of a statistics line."""
 
 
 def read_frames(
@@ -68,6 +63,19 @@ def read_frames(
             _SourceInBulk(reader, builder, take or builder.add, evidence, chars).read(pieces())
 
 
+class _Held(NamedTuple):
+    """A block that can be read in bulk, and the facts of the envelopes that were taken off its lines."""
+
+    block: TextBlock
+    outers: Outers | None
+
+    def continues(self, other: _Held) -> bool:
+        """Whether both can be read as one."""
+        if self.outers is None or other.outers is None:
+            return self.outers is other.outers
+        return self.outers.outer == other.outers.outer
+
+
 class _SourceInBulk:
     """Reads one source; `reader` keeps clock, servers and counts for both ways of reading."""
 
@@ -82,23 +90,35 @@ class _SourceInBulk:
         self.reader, self.builder, self.take, self.evidence = reader, builder, take, evidence
         self.chars = chars
         self.assemblers: dict[PlaceKey, Assembler] = {None: Assembler()}
-        self.bare = self.assemblers[None]
+        self.here = self.assemblers[None]  # that of the place of the lines in hand
         self.memory = Memory()
+        self.envelopes = KnownEnvelopes()
 
     def read(self, pieces: Iterator[TextBlock | list[Line]]) -> None:
-        held: list[TextBlock] = []  # plain ones, to be read as one
+        held: list[_Held] = []  # to be read as one
         for piece in pieces:
-            if isinstance(piece, TextBlock) and piece.worn is None:
-                held.append(piece)
-                if sum(map(len, held)) >= BLOCK:
-                    held = self._blocks(held, more=True)
-            else:
-                held = self._blocks(held, more=False)
+            one = self._in_bulk(piece)
+            if held and (one is None or not one.continues(held[-1])):
+                held = self._read(held, more=False)
+            if one is None:
                 for line in piece.lines() if isinstance(piece, TextBlock) else piece:
                     self._feed(line)
-        self._blocks(held, more=False)
+                continue
+            held.append(one)
+            if sum(len(other.block) for other in held) >= BLOCK:
+                held = self._read(held, more=True)
+        self._read(held, more=False)
         for assembler in as_begun(self.assemblers.values()):
             self._records(assembler.end())
+
+    def _in_bulk(self, piece: TextBlock | list[Line]) -> _Held | None:
+        """A piece that can be read in bulk."""
+        if not isinstance(piece, TextBlock):
+            return None
+        if piece.worn is None:
+            return _Held(piece, None)
+        outers = self.envelopes.outers_of(piece)
+        return None if outers is None else _Held(piece, outers)
 
     # -- line by line --------------------------------------------------------------------------------
 
@@ -115,43 +135,53 @@ class _SourceInBulk:
             for event in self.reader.events(record):
                 self.take(event)
 
-    def _is_done(self, text: str, *, header: bool) -> bool:
+    def _is_done(self, text: str, outer: Outer | None, *, header: bool) -> bool:
         """Whether no line from `text` on belongs to what has been read line by line."""
-        pending = self.bare.pending
-        if self.bare.first or self.bare.held:
+        pending = self.here.pending
+        if self.here.first or self.here.held:
             return False
         if pending is None:
             return True
         if is_open(pending):
             return False
         if not header:  # an access line after an access line
-            return len(self.assemblers) == 1
+            return outer is None and len(self.assemblers) == 1
         prefix = parse_header(text)
-        return prefix is not None and not self.bare.continues(
-            pending, prefix, text[prefix.start :], None
+        return prefix is not None and not self.here.continues(
+            pending, prefix, text[prefix.start :], outer
         )
 
     # -- in bulk -------------------------------------------------------------------------------------
 
-    def _blocks(self, held: Sequence[TextBlock], *, more: bool) -> list[TextBlock]:
+    def _read(self, held: Sequence[_Held], *, more: bool) -> list[_Held]:
         """Read successive blocks as one; where `more` follow, gives back the last record, which may go on there."""
         if not held:
             return []
-        number, block = held[0].number, Block(held)
+        number, block = held[0].block.number, Block([one.block for one in held])
+        parts = [one.outers for one in held if one.outers is not None]
+        outers = joined_outers(parts) if parts else None
+        self.here = self.assemblers.setdefault(
+            place_of(outers.outer) if outers else None, Assembler()
+        )
         found = structure_of(block, alike_in(block, self.memory.lines))
         said = messages_of(block, found, self.memory)
         last = mark_tails(found, said.request)
-        stretch = _Stretch(self, number, block, found, said)
+        stretch = Stretch(self.reader, self.builder, number, block, found, said, outers)
         count = last if more and last else len(block)
         self._lines(stretch, count)
-        stretch.hand_over()
+        stretch.hand_over(self.evidence)
         if count == len(block):
             return []
-        return [TextBlock(number + count, block.stretch(int(block.starts[count]), block.size))]
+        rest = TextBlock(number + count, block.stretch(int(block.starts[count]), block.size))
+        return [_Held(rest, outers.part(count) if outers else None)]
 
-    def _lines(self, stretch: _Stretch, count: int) -> None:
+    def _blocks(self, held: Sequence[TextBlock], *, more: bool) -> list[TextBlock]:
+        """`_read` for blocks whose lines wore no envelopes."""
+        return [one.block for one in self._read([_Held(b, None) for b in held], more=more)]
+
+    def _lines(self, stretch: Stretch, count: int) -> None:
         """Read the first `count` lines of a block, as many as possible in bulk."""
-        block, number, found = stretch.block, stretch.first, stretch.found
+        block, number, found, outers = stretch.block, stretch.first, stretch.found, stretch.outers
         begins = ~found.bad & found.header
         begins[1:] |= ~found.bad[1:] & found.reached[1:] & found.reached[:-1]
         ready = np.flatnonzero(begins & _long_enough(found.bad))
@@ -161,26 +191,29 @@ class _SourceInBulk:
         while at < count:
             if not start <= at < start + len(chunk):
                 chunk, start = block.texts(range(at, min(at + _CHUNK, count))), at
-            if self._may_begin(at, chunk[at - start], found, ready):
-                self._records(self.bare.end())
+            line = Line(number + at, chunk[at - start], outers.at(at) if outers else None)
+            if self._may_begin(at, line, found, ready):
+                self._records(self.here.end())
                 place = np.searchsorted(stops, at)
                 end = int(stops[place]) if place < len(stops) else count
                 if stretch.read(at, end):
+                    if self.chars:
+                        self.reader.chars += block.width(at, end)
                     at = end
                     continue
-            self._feed(Line(number + at, chunk[at - start]))
+            self._feed(line)
             at += 1
 
-    def _may_begin(self, at: int, text: str, found: Structure, ready: NDArray[np.int64]) -> bool:
+    def _may_begin(self, at: int, line: Line, found: Structure, ready: NDArray[np.int64]) -> bool:
         if found.bad[at]:
             return False
-        clean = self.bare.pending is None and not self.bare.held and not self.bare.first
+        clean = self.here.pending is None and not self.here.held and not self.here.first
         if at == 0 and clean:
             return True
         place = np.searchsorted(ready, at)
         if place >= len(ready) or ready[place] != at:
             return False
-        return self._is_done(text, header=bool(found.header[at]))
+        return self._is_done(line.text, line.outer, header=bool(found.header[at]))
 
 
 def _long_enough(bad: Mask) -> Mask:
@@ -190,112 +223,3 @@ def _long_enough(bad: Mask) -> Mask:
     long = np.ones(len(bad) + 1, np.bool_)
     long[near[near >= 0]] = False
     return long[:-1]
-
-
-class _Stretch:
-    """The stretches of one block that are read in bulk: each line's time and place, and at the end the frames."""
-
-    def __init__(
-        self, source: _SourceInBulk, number: int, block: Block, found: Structure, said: Said
-    ) -> None:
-        count = len(block)
-        self.source, self.first, self.block = source, number, block
-        self.found, self.said = found, said
-        self.taken = np.zeros(count, np.bool_)
-        self.time = np.full(count, _NEVER)
-        self.at = np.full(count, _NEVER)
-        self.order = np.zeros(count, np.int64)
-        self.server = np.zeros(count, np.int32)
-        self.run = np.zeros(count, np.int32)
-        self.warning = np.zeros(count, np.bool_)
-        self.warning[list(said.warnings)] = True
-
-    def read(self, start: int, end: int) -> bool:
-        """Take the lines from `start` to before `end`; False, with nothing done, where a stamp is no date."""
-        reader, builder = self.source.reader, self.source.builder
-        part = slice(start, end)
-        header, event = self.found.header[part], self.said.event[part]
-        times = reader.clock.resolve_all(self.found.stamps[part][header])
-        if times is None:
-            return False
-        self._count(part, header, event)
-        self.taken[part] = True
-        events = int(event.sum())
-        if not events:
-            return True
-        family = "stats" if self.said.serving[part].any() else "http"
-        place = reader.sessions.place(reader.group, Record([]), family, "", {})
-        self.server[part], self.run[part] = place.server, place.run
-        self.time[part][header] = times
-        timed = event[header]  # the records that are events
-        last = builder.last_us(place.server, reader.name)
-        moments = np.append(_NEVER if last is None else last, times[timed])
-        self.at[part] = moments[np.cumsum(header & event)]
-        newest = int(self.at[part][-1])
-        first = builder.number(
-            events, place.server, reader.name, None if newest == _NEVER else newest
-        )
-        self.order[part] = first + np.cumsum(event) - 1
-        return True
-
-    def _count(self, part: slice, header: Mask, event: Mask) -> None:
-        reader = self.source.reader
-        coverage = reader.coverage
-        records = int(header.sum())
-        coverage.lines += len(header)
-        coverage.vllm_records += records
-        coverage.events += int(event.sum())
-        coverage.other_records += int((header & ~event).sum())
-        coverage.foreign_lines += int((~header & ~event).sum())
-        if self.source.chars:
-            reader.chars += self.block.width(part.start, part.stop)
-        for row in np.flatnonzero(self.warning[part]) + part.start:
-            reader.note_warning(self.first + int(row), self.said.warnings[int(row)])
-
-    def hand_over(self) -> None:
-        """Give the frames to the builder, and the texts of statistics lines to who asked for them."""
-        for family, parts in self.said.parts.items():
-            schema = columns_of(family)
-            part = joined(parts, schema)
-            part = part.kept(self.taken[part.rows])
-            if len(part.rows):
-                self.source.builder.add_frame(family, self._frame(part, schema))
-        evidence = self.source.evidence
-        if evidence is None:
-            return
-        rows = [row for row in sorted(self.said.texts) if self.taken[row]]
-        for row, text in zip(rows, self.block.texts(np.array(rows, np.int64)), strict=True):
-            message = text[self.said.texts[row] :]
-            evidence(self.source.reader.name, self.first + row, message[:MAX_TEXT])
-
-    def _frame(self, part: Part, schema: dict[str, pl.DataType]) -> Lean:
-        rows = part.rows
-        columns = part.columns | {
-            "order": pl.Series(self.order[rows]),
-            "line": pl.Series(rows + self.first),
-            "time": _times(self.time[rows]),
-            "at": _times(self.at[rows]),
-            "server": _level(self.server[rows]),
-            "run": _level(self.run[rows]),
-            "source": self.source.reader.name,
-            "repeated": 1,
-        }
-        varied: list[pl.Series] = []
-        same: dict[str, Value] = {}
-        coded: dict[str, Coded] = {}
-        for name, column in columns.items():
-            if isinstance(column, Coded):
-                coded[name] = column
-            elif isinstance(column, pl.Series):
-                varied.append(series(column, len(rows), schema[name]).alias(name))
-            else:
-                same[name] = column
-        return Lean(pl.DataFrame(varied), same, coded)
-
-
-def _level(values: NDArray[np.int32]) -> pl.Series | int:
-    return int(values[0]) if (values == values[0]).all() else pl.Series(values)
-
-
-def _times(values: NDArray[np.int64]) -> pl.Series:
-    return pl.Series(values.view("datetime64[us]"), dtype=pl.Datetime("us"))

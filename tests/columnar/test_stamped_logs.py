@@ -1,0 +1,144 @@
+"""Logs in the envelopes of containers and journals: in bulk they give what they give line by line."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parsers.columnar import reading
+from tests.columnar.test_same_as_line_by_line import (
+    ORDINARY,
+    SAMPLES,
+    UNUSUAL,
+    Blocks,
+    assert_same,
+    record,
+    request_lines,
+)
+from tests.logs import access
+
+START = datetime(2026, 5, 9, 0, 49, 30, tzinfo=timezone.utc)
+Dress = Callable[[datetime, int], str]
+
+
+def _iso(at: datetime, digits: int = 9) -> str:
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%f") + "789"[: digits - 6]
+
+
+DRESSES: dict[str, Dress] = {
+    "docker logs -t": lambda at, i: f"{_iso(at)}Z ",
+    "a zone": lambda at, i: f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}+05:30 ",
+    "seconds": lambda at, i: f"{at:%Y-%m-%dT%H:%M:%S}Z ",
+    "cri": lambda at, i: f"{_iso(at)}Z {'stderr' if i % 3 else 'stdout'} F ",
+    "journal short": lambda at, i: f"{at:%b %d %H:%M:%S} gpu-1 vllm[4217]: ",
+    "journal short-iso-precise": lambda at, i: f"{_iso(at, 6)}+00:00 gpu-1 vllm[4217]: ",
+    "kubectl --prefix --timestamps": lambda at, i: f"[pod/vllm-0/server] {_iso(at)}Z ",
+    "kubectl --prefix": lambda at, i: "[pod/vllm-0/server] ",
+    "two pods": lambda at, i: f"[pod/vllm-{i % 2}/server] {_iso(at)}Z ",
+    "compose -t": lambda at, i: f"vllm-1  | {_iso(at)}Z ",
+}
+IN_BULK = sorted(set(DRESSES) - {"two pods", "kubectl --prefix"})
+
+
+def dressed(
+    lines: list[str], dress: Dress, step: timedelta = timedelta(seconds=0.37), at: datetime = START
+) -> bytes:
+    text = (dress(at + i * step, i) + line for i, line in enumerate(lines))
+    return "\n".join([*text, ""]).encode("utf-8", "surrogatepass")
+
+
+@pytest.fixture(autouse=True)
+def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_FEWEST", 1)
+
+
+@pytest.mark.parametrize("name", DRESSES)
+@pytest.mark.parametrize("sample", ["v1-under-pressure.log", "v0-with-warnings.log.gz"])
+def test_real_logs(name: str, sample: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BLOCK", 1)
+    data = (SAMPLES / sample).read_bytes()
+    data = gzip.decompress(data) if sample.endswith(".gz") else data
+    data = dressed(data.decode().split("\n")[:600], DRESSES[name])
+    assert assert_same([Blocks(data, [1 << 23])], [Blocks(data, [1 << 23])], year=None)
+    assert_same([Blocks(data, [9000])], [Blocks(data, [9000])], year=None)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(sorted(DRESSES)),
+    st.lists(
+        st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ORDINARY), st.sampled_from(UNUSUAL)),
+        max_size=60,
+    ),
+    st.lists(st.integers(200, 6000), min_size=1, max_size=8),
+    st.sampled_from([None, None, 2025]),
+    st.sampled_from([0.0, 0.04, 1.0, 61.7, 3e5]),
+)
+def test_any_lines_in_any_order(
+    name: str, lines: list[str], sizes: list[int], year: int | None, step: float
+) -> None:
+    data = dressed(lines, DRESSES[name], timedelta(seconds=step))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "BLOCK", 1)
+        assert_same([Blocks(data, sizes)], [Blocks(data, sizes)], year=year)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(sorted(DRESSES)),
+    st.lists(st.sampled_from([*ORDINARY, *UNUSUAL]), min_size=1, max_size=20),
+    st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4), st.integers(0, 40)), max_size=4),
+    st.lists(st.integers(200, 3000), min_size=1, max_size=4),
+)
+def test_any_damage(
+    name: str, lines: list[str], wounds: list[tuple[float, bytes, int]], sizes: list[int]
+) -> None:
+    data = dressed(lines, DRESSES[name])
+    for where, what, gone in wounds:
+        at = int(where * len(data))
+        data = data[:at] + what + data[at + gone :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "BLOCK", 1)
+        assert_same([Blocks(data, sizes)], [Blocks(data, sizes)], year=None)
+
+
+@pytest.mark.parametrize("name", IN_BULK)
+def test_what_is_common_is_read_in_bulk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line for i in range(2000) for line in request_lines(f"cmpl-{i}")]
+    data = dressed(lines, DRESSES[name])
+    one_by_one: list[int] = []
+    feed = reading._SourceInBulk._feed
+    monkeypatch.setattr(
+        reading._SourceInBulk,
+        "_feed",
+        lambda self, line: (one_by_one.append(line.number), feed(self, line))[1],
+    )
+    frames = assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])], year=None)
+    assert len(frames["request"]) == 4000
+    assert frames["request"]["outer_time"].null_count() == 0
+    assert len(one_by_one) < 20
+
+
+def test_an_access_line_soon_after_a_record_has_its_time() -> None:
+    lines = [record("Added request cmpl-a."), *[access()] * 12, record("Added request cmpl-b.")]
+    frames = assert_same(
+        [Blocks(dressed(lines, DRESSES["cri"]), [1 << 20])],
+        [Blocks(dressed(lines, DRESSES["cri"]), [1 << 20])],
+        year=None,
+    )
+    assert frames["http"]["outer_time"].n_unique() == 5
+
+
+@pytest.mark.parametrize("step", [0.4, 60 * 60 * 24 * 11.3])
+def test_the_year_is_that_of_the_envelope(step: float) -> None:
+    begin = datetime(2024, 1, 3, tzinfo=timezone.utc)
+    moments = [begin + timedelta(seconds=step * i) for i in range(120)]
+    lines = [record(f"Added request c{i}.", f"{m:%m-%d %H:%M:%S}") for i, m in enumerate(moments)]
+    data = dressed(lines, DRESSES["docker logs -t"], timedelta(seconds=step), begin)
+    frames = assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])], year=None)
+    assert frames["request"]["time"].dt.year().to_list() == [m.year for m in moments]
