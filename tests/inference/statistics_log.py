@@ -123,13 +123,15 @@ def _setup(config: EngineConfig) -> str:
         "async_scheduling": False,
     }
     who = f"INFO {stamp(0)}"
+    tokens = config.num_blocks * config.block_size
     return (
         f"(APIServer pid=11) {who} [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version {config.version}\n"
         f"(APIServer pid=11) {who} [api_utils.py:286] non-default args: {arguments}\n"
         f"(EngineCore pid=12) {who} [core.py:133] Initializing a V1 LLM engine (v{config.version}) with config: "
         f"model='/models/small', enable_prefix_caching={config.enable_prefix_caching}, enable_chunked_prefill=True\n"
         f"(EngineCore pid=12) {who} [kv_cache_utils.py:2327] GPU KV cache size: "
-        f"{config.num_blocks * config.block_size:,} tokens, Maximum concurrency for 4,096 tokens per request: 1.95x\n"
+        f"{tokens:,} tokens, Maximum concurrency for {config.max_model_len:,} tokens per request: "
+        f"{tokens / config.max_model_len:.2f}x\n"
     )
 
 
