@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -215,7 +215,7 @@ def open_sources(
     """The sources that the user named; standard input when none is named and it is a pipe or a file.
 
     Of `units` only what `span` needs is read: from the unit's last start before it with `from_start`.
-    Raises NothingToWorkOn where nothing is named and standard input is a terminal.
+    Raises NothingToWorkOn where nothing is named and standard input is a terminal, and for standard input that is closed.
     """
     from parsers.sources import expand
 
@@ -225,8 +225,9 @@ def open_sources(
                 "no log named: give a file, a folder or a glob, or pipe a log in (journalctl -u vllm | logscope analyze -)"
             )
         names = ("-",)
-    stdin: BinaryIO | None = sys.stdin.buffer if sys.stdin is not None else None
-    sources: list[Any] = list(expand(names, stdin=stdin, timezone=timezone))
+    if "-" in names and sys.stdin is None:
+        raise NothingToWorkOn("-: standard input is closed; pipe a log in, or name a file")
+    sources: list[Any] = list(expand(names, timezone=timezone))
     if units:
         from logscope.journal_units import unit_source
 

@@ -163,3 +163,19 @@ def test_a_hole_of_nuls_within_a_log_is_passed_over(tmp_path: Path) -> None:
     start, rest = v1_start(), [stats_v1(10 * i, 4, 0, 5.0) for i in range(1, 4)]
     path.write_bytes("\n".join(start).encode() + b"\n" + b"\0" * 5000 + "\n".join(rest).encode())
     assert len(run("parse", path).stdout.splitlines()) == len(start) + len(rest)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"), [("-", "-: standard input is closed"), ("", "no log named")]
+)
+def test_a_closed_standard_input(named: str, said: str) -> None:
+    result = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m logscope parse {named} <&-"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 3
+    assert result.stderr.startswith(f"logscope: {said}")
+    assert result.stderr.count("\n") == 1
