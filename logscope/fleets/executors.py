@@ -7,6 +7,8 @@ are done in: who runs them does not change an answer. Few items more than can ru
 from __future__ import annotations
 
 import importlib
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +36,7 @@ __all__ = [
 T = TypeVar("T")
 R = TypeVar("R")
 
+_CONNECT_S = 10.0
 _LOOK_S = 5.0  # between two looks at whether the cluster can still run anything
 
 
@@ -127,6 +130,9 @@ class RayCluster:
             ) from None
         self._own = not self._ray.is_initialized()
         if self._own:
+            _check_reachable(
+                os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+            )
             try:
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError) as error:
@@ -160,11 +166,9 @@ class RayCluster:
             self._wait(reference)
             return self._ray.get(reference)
         except errors.RayTaskError as error:
-            if isinstance(error.cause, ImportError):
+            if isinstance(error.cause, (ImportError, errors.RaySystemError)):  # not even unpacked
                 raise _not_on_all_nodes(error.cause) from error
             raise error.cause from error
-        except errors.RaySystemError as error:  # what a node cannot even unpack
-            raise _not_on_all_nodes(error) from error
         except errors.RayError as error:
             raise ExecutorError(f"the Ray cluster lost a task: {_first_line(error)}") from error
 
@@ -180,6 +184,19 @@ class RayCluster:
                 raise ExecutorError(
                     "no node of the Ray cluster is left that can run tasks; start one, or use --jobs here"
                 )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray asks an address at which nobody listens for minutes. Raises ExecutorError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():  # `auto`, `local`, and addresses of other kinds
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ExecutorError(
+            f"no Ray cluster answers at {address} ({_first_line(error)}); start one (ray start --head) or leave --on out"
+        ) from None
 
 
 def _call(version: str, function: Callable[[T], R], item: T) -> R:

@@ -85,7 +85,7 @@ def lost(task: object) -> None:
 
 
 def unknown(task: object) -> None:
-    raise RaySystemError("System error: No module named 'logscope'")
+    raise RayTaskError(RaySystemError("System error: No module named 'logscope'"))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,16 @@ def refused(**_: Any) -> None:
 
 
 def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ExecutorError, match=r"no Ray cluster answers .*; start one"):
         on(Stand(init=refused), monkeypatch)
+
+
+def test_nobody_listens_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which Ray itself would make sure for minutes."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ExecutorError, match=r"no Ray cluster answers at 127.0.0.1:1 .*; start one"):
+        on(Stand(init=pytest.fail), monkeypatch)
 
 
 def test_without_ray_the_command_says_what_to_install() -> None:
