@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -12,7 +11,7 @@ import polars as pl
 from logscope.analysis_rows import AnalysisRows, Wanted
 from logscope.finding import Evidence
 from logscope.line_texts import LineTexts
-from logscope.reading import events_in
+from logscope.span_reading import read_span
 from logscope.stored_rows import StoredRows
 from logscope.times import Span
 from parsers.columnar import read_frames
@@ -58,21 +57,31 @@ def read_log(
     coverage = Coverage()
     builder = AnalysisRows(wanted) if wanted is not None else FrameBuilder()
     found = LogFrames({}, coverage)
-    keep = Keep(exceptions=True)
+
+    def line(source: str, number: int, text: str) -> None:
+        found.texts[source, number] = text
+
     if span.is_open:
         read_frames(
             sources,
             coverage,
             builder,
             year=year,
-            keep=keep,
+            keep=Keep(exceptions=True),
             take=lambda event: _take(found, builder, event),
-            evidence=lambda source, line, text: found.texts.__setitem__((source, line), text),
+            evidence=line,
         )
     else:
-        events = events_in(sources, coverage, Span(), year=year, keep=keep)
-        for event in _within(events, span):
-            _take(found, builder, event)
+        read_span(
+            sources,
+            span,
+            coverage,
+            builder,
+            year=year,
+            always=SETUP_FAMILIES,
+            evidence=line,
+            exception=lambda event: _take(found, builder, event),
+        )
     found.frames = builder.frames()
     if isinstance(builder, AnalysisRows):
         found.stored = builder.stored
@@ -89,17 +98,3 @@ def _take(found: LogFrames, builder: FrameBuilder, event: Event) -> None:
     builder.add(event)
     if event.family in EVIDENCE_FAMILIES and event.text:
         found.texts[event.source, event.line] = event.text
-
-
-def _within(events: Iterable[Event], span: Span) -> Iterator[Event]:
-    """What the span holds; where it is relative to the log's end all events wait until the end is known."""
-    end: datetime | None = None
-    if span.needs_end:
-        events = list(events)
-        times = [t for e in events if (t := span.clock(e.time, e.outer_us)) is not None]
-        end = max(times) if times else None
-    last: datetime | None = None
-    for event in events:
-        last = span.clock(event.time, event.outer_us) or last
-        if event.family in SETUP_FAMILIES or span.holds(last, end):
-            yield event

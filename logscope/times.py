@@ -105,9 +105,12 @@ class Span:
         """Whether a time lies in the span; a time that is not known does."""
         if moment is None:
             return True
-        since = self._bound(self.since, end)
-        until = self._bound(self.until, end)
+        since, until = self.bounds(end)
         return (since is None or moment >= since) and (until is None or moment < until)
+
+    def bounds(self, end: datetime | None) -> tuple[datetime | None, datetime | None]:
+        """Its first moment and the first one after it, None where there is none; `end`: the log's last time."""
+        return self._bound(self.since, end), self._bound(self.until, end)
 
     def _bound(self, moment: Moment | None, end: datetime | None) -> datetime | None:
         found = moment.resolve(end) if moment is not None else None

@@ -7,6 +7,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from logscope import analysis_rows, long_logs
+from logscope import analysis_rows, long_logs, span_reading
 from logscope.analysis import analyze
 from logscope.analysis_json import analysis_document
 from logscope.cli import cli
+from logscope.finding import Evidence
 from logscope.incremental.frames import read_with_state
 from logscope.line_texts import LineTexts
-from logscope.log_frames import read_log
+from logscope.log_frames import SETUP_FAMILIES, LogFrames, read_log
 from logscope.thinning import LARGE_FAMILIES
-from logscope.times import Span
+from logscope.times import Moment, Span
 from parsers import frames
 from parsers.columnar import reading
 from parsers.events import Coverage
-from parsers.frames import frames_of
+from parsers.frames import FrameBuilder, frames_of
 from parsers.reader import Keep, read_events
 from parsers.sources import Source, expand
 from tests.logs import access, stats_v1, v1_start
@@ -298,3 +300,64 @@ def test_texts_of_statistics_lines_take_little_room() -> None:
     tracemalloc.stop()
     assert size / 50_000 < 80
     assert texts["server.log", 49_999] == stats_v1(49_999 % 3600, 49_999 % 9, 0, 12.5)
+
+
+def _one_by_one(sources: Sequence[Source], span: Span) -> LogFrames:
+    """What a span holds, event by event."""
+    events = list(read_events(sources, Coverage(), year=2026, keep=Keep(exceptions=True)))
+    clocks = [span.clock(e.time, e.outer_us) for e in events]
+    end = max((c for c in clocks if c is not None), default=None)
+    found, builder, last = LogFrames({}, Coverage()), FrameBuilder(), None
+    for event, clock in zip(events, clocks, strict=True):
+        last = clock or last
+        if event.family not in SETUP_FAMILIES and not span.holds(last, end):
+            continue
+        if event.family == "exception":
+            place = found.exceptions.setdefault((event.server, event.run), [])
+            place.append(Evidence(event.source, event.line, event.text))
+        else:
+            builder.add(event)
+    found.frames = builder.frames()
+    return found
+
+
+@pytest.mark.parametrize("events", [7, 1000])
+@pytest.mark.parametrize(
+    "span",
+    [
+        Span(Moment(datetime(2026, 5, 9, 0, 50, 30))),
+        Span(None, Moment(datetime(2026, 5, 9, 0, 50, 30))),
+        Span(Moment(before_end_s=40), Moment(before_end_s=10)),
+        Span(Moment(datetime(2030, 1, 1))),
+        Span(Moment(datetime(2026, 5, 9, 2, 50, 20)), zone="Europe/Berlin"),
+        Span(Moment(before_end_s=30), zone="+02:00"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_span_is_read_in_bulk(
+    tmp_path: Path, span: Span, events: int, outer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_reading, "_EVENTS", events)
+    lines = [access(), *v1_start(), access()]
+    for i in range(60):
+        lines += [
+            f"(APIServer pid=1) INFO 05-09 00:{50 + i // 40}:{i % 40:02} [async_llm.py:420] Added request cmpl-{i}.",
+            access(),
+            "ValueError: broken",
+        ]
+        lines += [stats_v1(60.0 + i, 1, 0, 5.0)] * (i % 5 == 0)
+    lines += v1_start(120)
+    if outer:
+        lines = [
+            f"2026-05-09T00:{50 + i // 200}:{i % 200 // 4:02}.5Z {ln}" for i, ln in enumerate(lines)
+        ]
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    sources = [str(tmp_path / name) for name in ("a.log", "b.log")]
+    found = read_log(expand(sources), span, year=2026)
+    expected = _one_by_one(expand(sources), span)
+    assert found.frames.keys() == expected.frames.keys()
+    for family, frame in expected.frames.items():
+        assert_frame_equal(found.frames[family].drop("at"), frame.drop("at"))
+    assert found.exceptions == expected.exceptions
