@@ -16,7 +16,7 @@ from parsers.envelopes.unwrapper import merged_outer
 from parsers.lines import Outer
 from parsers.text_blocks import TextBlock
 
-__all__ = ["Worn", "undressed"]
+__all__ = ["Worn", "undressed", "undressed_again"]
 
 _LAYERS = 3
 _FEWEST_LINES = 8
@@ -33,6 +33,10 @@ class Worn:
         self.dressed = dressed
         self.envelopes = envelopes
         self._clock = clock
+
+    def of(self, dressed: TextBlock) -> Worn:
+        """The same envelopes, on another block."""
+        return Worn(dressed, self.envelopes, self._clock)
 
     def outer(self, index: int) -> Outer:
         """The facts of the block's line `index` (from 0)."""
@@ -72,6 +76,23 @@ def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
     worn = Worn(block, tuple(envelopes), clock)
     bare = TextBlock(block.number, data, worn)
     return bare if _as_by_line(bare, worn, unwrapper.twin()) else None
+
+
+def undressed_again(block: TextBlock, before: Worn) -> TextBlock | None:
+    """The block without the envelopes that the block before wore to its last line, or None where it must be looked at.
+
+    What all lines wear that begin as records in them needs no survey: line by line each is taken to wear what the line before wore.
+    """
+    data = block.data
+    for envelope in before.envelopes:
+        if envelope.bulk is None:
+            return None
+        data, count = envelope.bulk.subn(b"\n", b"\n" + data)
+        data = data[1:]
+        if count != len(block.ends):
+            return None
+    bare = TextBlock(block.number, data, before.of(block))
+    return None if len(bare.unusual()) else bare
 
 
 def _first_worn(data: bytes, clock: Clock) -> Envelope | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from parsers.bulk import undressed
+from parsers.bulk import Worn, undressed, undressed_again
 from parsers.chronology import goes_back, inner_clocks, newest_last
 from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.journal_fields import ExportReader, journal_entry
@@ -55,26 +55,47 @@ def unwrapped(
     if rows is not None:
         yield from _rejoined(lines, rows, unwrapper)
     else:
-        yield from (_piece(block, unwrapper, bulk=bulk) for block in lines)
+        pieces = _Pieces(unwrapper, bulk)
+        yield from map(pieces.of, lines)
         yield unwrapper.finish()
     loss.truncated += unwrapper.cut_lines
     loss.bytes += unwrapper.cut
 
 
-def _piece(block: TextBlock, unwrapper: Unwrapper, *, bulk: bool) -> Piece:
-    """A block as it is, without its envelopes (`bulk`), or as lines."""
-    if not unwrapper.busy:
-        unusual = block.unusual()
-        if not len(unusual) and not unwrapper.wraps(block.line(0)):
-            return block
-        unwrapper.survey(block.head(SAMPLE))
-        if _is_plain(block, unusual, unwrapper):
-            return block
-        bare = undressed(block, unwrapper) if bulk else None
-        if bare is not None and bare.worn is not None:
-            unwrapper.went_past(bare.worn.outer(bare.data.count(b"\n") - 1))
-            return bare
-    return unwrapper.feed_block(block.number, block.texts())
+class _Pieces:
+    """Blocks as they are, without their envelopes (`bulk`), or as lines."""
+
+    def __init__(self, unwrapper: Unwrapper, bulk: bool) -> None:
+        self.unwrapper, self.bulk = unwrapper, bulk
+        self._worn: Worn | None = None  # by the last block, if its last line was a usual one
+
+    def of(self, block: TextBlock) -> Piece:
+        """The form in which a block can be read."""
+        unwrapper = self.unwrapper
+        if not unwrapper.busy:
+            bare = undressed_again(block, self._worn) if self._worn is not None else None
+            if bare is not None:
+                return self._went_past(bare)
+            self._worn = None
+            unusual = block.unusual()
+            if not len(unusual) and not unwrapper.wraps(block.line(0)):
+                return block
+            unwrapper.survey(block.head(SAMPLE))
+            if _is_plain(block, unusual, unwrapper):
+                return block
+            bare = undressed(block, unwrapper) if self.bulk else None
+            if bare is not None:
+                return self._went_past(bare)
+        self._worn = None
+        return unwrapper.feed_block(block.number, block.texts())
+
+    def _went_past(self, bare: TextBlock) -> TextBlock:
+        last = len(bare.ends) - 1
+        unusual = bare.unusual()
+        self._worn = bare.worn if last not in unusual[-1:] else None
+        if bare.worn is not None:
+            self.unwrapper.went_past(bare.worn.outer(last))
+        return bare
 
 
 def _rejoined(
