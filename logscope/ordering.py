@@ -70,6 +70,8 @@ def ordering_finding(facts: EngineFacts, workload: Workload, config: EngineConfi
     """Say what a policy would change; nothing where it changes little, or not at equal work."""
     if flag_for("policy", facts.version, engine=facts.engine) is None:
         return []
+    if facts.config.get("policy") == "priority":  # it has that order already, and we do not
+        return []
     orders = compare_orders(workload, config)
     if orders is None:
         return []

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
+
 from logscope.inference.step_times import StepCost
 from logscope.inference.workloads import Workload
-from logscope.ordering import compare_orders
+from logscope.ordering import compare_orders, ordering_finding
+from logscope.servers import EngineFacts, KvCache
 from reference_engine.config import EngineConfig
 from reference_engine.workload import Request
+
+from .running import invoke
 
 COST = StepCost(0.02, 1e-4, 5e-4, 0.0)
 
@@ -39,3 +47,34 @@ def test_without_a_queue_the_order_changes_nothing() -> None:
 
 def test_a_version_whose_priority_policy_is_broken_is_not_tried() -> None:
     assert compare_orders(workload(0.5), engine("0.10.2")) is None
+
+
+def facts(policy: str) -> EngineFacts:
+    return EngineFacts(0, 0, 0, "V1", "0.32.0", None, None, {"policy": policy}, {}, KvCache())
+
+
+def test_another_order_is_offered_to_who_serves_first_come_first_served() -> None:
+    (found,) = ordering_finding(facts("fcfs"), workload(0.5), engine())
+    assert "A priority policy would change who waits" in found.title
+
+
+def test_it_is_not_offered_to_who_serves_by_priority_already() -> None:
+    assert ordering_finding(facts("priority"), workload(0.5), engine()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("0.32.0", True), ("0.9.2", True), ("0.9.1", False), ("0.8.5", False)]
+)
+def test_priorities_are_in_no_log_and_the_answer_says_so(
+    version: str, said: bool, sample_under_pressure: Path, tmp_path: Path
+) -> None:
+    sample = sample_under_pressure.read_text(encoding="utf-8")
+    assert sample.count("'max_num_seqs': 48") == 1
+    text = sample.replace(
+        "'max_num_seqs': 48", "'max_num_seqs': 48, 'scheduling_policy': 'priority'"
+    )
+    log = tmp_path / "server.log"
+    log.write_text(text.replace("0.32.0", version), encoding="utf-8")
+    document = json.loads(invoke("analyze", log, "--no-replay", "--json", "-").stdout)
+    titles = [f["title"] for f in document["findings"] if f["id"] == "coverage"]
+    assert any("serves by priority" in title for title in titles) == said

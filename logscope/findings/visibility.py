@@ -6,6 +6,7 @@ import polars as pl
 
 from logscope.finding import Finding, evidence_of
 from logscope.findings.context import Context
+from logscope.servers import EngineFacts
 from reference_engine.profile import version_key
 
 __all__ = ["config_risk", "coverage", "unsupported_features"]
@@ -57,7 +58,18 @@ def coverage(context: Context) -> list[Finding]:
         said.append(
             f"No iteration lines: single steps are not visible ({_more_lines(key, (0, 14, 0), '--enable-logging-iteration-details')})"
         )
+    if _serves_by_priority(facts, key) and log.get("iteration") is None:
+        said.append(
+            "This server serves by priority, and a log shows no request's priority: the replay serves first come, first served. Counts and totals"
+            " are near, but who waits, and so the tail, is not known"
+        )
     return [Finding("coverage", "info", "measured", text) for text in said]
+
+
+def _serves_by_priority(facts: EngineFacts, key: tuple[int, ...] | None) -> bool:
+    """Whether the policy is obeyed: V0 does from 0.6.3 on, V1 from 0.9.2 on."""
+    since = (0, 9, 2) if facts.engine == "V1" else (0, 6, 3)
+    return facts.config.get("policy") == "priority" and (key is None or key >= since)
 
 
 def _more_lines(
