@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -11,7 +12,7 @@ import polars as pl
 
 from logscope.advice import Advice, advise
 from logscope.candidates import candidates
-from logscope.errors import fault_of
+from logscope.errors import LogscopeError, fault_of
 from logscope.finding import Finding
 from logscope.findings import Context, context_of, find_all
 from logscope.findings.imbalance import engine_imbalance
@@ -191,9 +192,9 @@ def engine_result(
     )
     advice = plain_advice(facts, findings)
     if answer is not None and answer.fair and with_advice:
-        replayed, found = _advise(context, answer, verdict, findings, spread)
+        replayed, found, failed = _try_advise(context, answer, verdict, findings, spread)
         advice += replayed
-        findings = [*_merged(findings, found), *answer.findings]
+        findings = [*_merged(findings, found), *answer.findings, *failed]
     prompt, generation = _throughput(context.windows)
     return EngineResult(
         log,
@@ -233,6 +234,25 @@ def _poor_fit(answer: ReplayAnswer) -> Finding:
     return Finding(
         "coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)}
     )
+
+
+def _try_advise(
+    context: Context,
+    answer: ReplayAnswer,
+    verdict: str,
+    findings: Sequence[Finding],
+    spread: Spread,
+) -> tuple[list[Advice], list[Finding], list[Finding]]:
+    """`_advise`, and a finding where it failed on a log that nobody foresaw: the rest is said all the same."""
+    try:
+        return (*_advise(context, answer, verdict, findings, spread), [])
+    except LogscopeError:  # the processes or the cluster that should do it, not the log
+        raise
+    except Exception as error:
+        if os.environ.get("LOGSCOPE_DEBUG"):
+            raise
+        title = f"The replay of changes failed ({fault_of(error)}): there is no advice from it"
+        return [], [], [Finding("coverage", "warning", "measured", title)]
 
 
 def _advise(

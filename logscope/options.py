@@ -201,7 +201,9 @@ def given_settings(settings: tuple[str, ...], *, scenario: bool = False) -> dict
     try:
         return parse_settings(settings, scenario=scenario)
     except SettingError as error:
-        raise click.UsageError(str(error)) from None
+        from logscope.harmless import visible
+
+        raise click.UsageError(visible(str(error))) from None
 
 
 def open_sources(

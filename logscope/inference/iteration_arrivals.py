@@ -6,6 +6,7 @@ admitted whom.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -125,7 +126,17 @@ def _of_requests(rows: pl.DataFrame, requests: pl.DataFrame, steps: Steps) -> Ar
                     gone[i] = min(gone[i], at)
     exact = (forced | (least >= limit)) & (limit > 0)
     stamps = seconds_of(rows)
-    return Arrivals(ids, limit, exact, stamps, stamps, position, gone, True)
+    return Arrivals(_told_apart(ids), limit, exact, stamps, stamps, position, gone, True)
+
+
+def _told_apart(ids: list[str]) -> list[str]:
+    """Ids that come again (a client's own, or lines that stand twice in the log) with the number of their turn."""
+    turns: Counter[str] = Counter()
+    found = []
+    for name in ids:
+        turns[name] += 1
+        found.append(name if turns[name] == 1 else f"{name} ({turns[name]})")
+    return found
 
 
 def _same(index: dict[str, int], name: str) -> int | None:
