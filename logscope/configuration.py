@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,24 @@ _MORE = (
 )
 
 
+_NUMBERS = frozenset(
+    (
+        "swap_space",
+        "max_num_partial_prefills",
+        "max_long_partial_prefills",
+        "scheduler_delay_factor",
+        "num_cpu_blocks",
+        "data_parallel_size",
+        "kv_offloading_size",
+        "num_scheduler_steps",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+        *(name for name in _MORE if name.endswith("_gib")),
+    )
+)
+"""Those of `_MORE` that are numbers, or nothing at all."""
+
+
 class SettingError(ValueError):
     """A `--set` that is none; the text lists the keys that are known."""
 
@@ -110,8 +129,8 @@ def gather(
             key = _ALIASES.get(name, name)
             if key in SETTINGS:
                 found.set(key, value, "measured")
-            elif key in _MORE and value is not None:
-                found.more[key] = value
+            elif key in _MORE and (fact := _fact(key, value)) is not None:
+                found.more[key] = fact
     for name, value in (given or {}).items():
         if name in SETTINGS:
             found.set(name, value, "given")
@@ -135,6 +154,21 @@ def _flat(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
                 yield from nested.items()
 
 
+def _fact(name: str, value: Any) -> Any:
+    """A fact beside the settings; None where it is not of its kind (a damaged line)."""
+    if name not in _NUMBERS:
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if isinstance(value, bool) or not math.isfinite(number):
+        return None
+    if isinstance(value, (int, float)):
+        return value
+    return int(number) if number == int(number) else number
+
+
 def _fit(name: str, value: Any) -> Any:
     kind = SETTINGS[name]
     if kind is bool:
@@ -150,9 +184,9 @@ def _fit(name: str, value: Any) -> Any:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    if number != number or number < 0:
+    if not math.isfinite(number) or number < 0:
         return None
     return int(number) if kind is int else number
 

@@ -9,6 +9,7 @@ import pytest
 
 from logscope.analysis import Analysis, analyze
 from logscope.analysis_json import analysis_document
+from logscope.configuration import gather
 from logscope.log_frames import read_log
 from logscope.times import Span
 from logscope.unsupported import (
@@ -175,3 +176,18 @@ def test_nothing_is_declined_without_a_replay(tmp_path: Path) -> None:
 
 def test_the_declined_are_of_another_kind() -> None:
     assert set(DECLINED) == {POOLING, STATE_LAYERS, DIFFUSION}
+
+
+def test_a_setting_that_is_no_number_is_not_known() -> None:
+    """A damaged line, or a client's text where vLLM prints a number."""
+    rows = [
+        {
+            "decode_context_parallel_size": "</script>",
+            "num_scheduler_steps": "8",
+            "swap_space": True,
+        },
+        {"num_cpu_blocks": "inf", "total_gpu_gib": 79.2, "max_num_seqs": "inf", "device": "cuda"},
+    ]
+    found = gather(rows)
+    assert found.more == {"num_scheduler_steps": 8, "total_gpu_gib": 79.2, "device": "cuda"}
+    assert found.values["max_num_seqs"] is None
