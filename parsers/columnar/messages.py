@@ -17,6 +17,7 @@ from parsers.columnar.block import Block, Mask, Rows
 from parsers.columnar.column import rows_of
 from parsers.columnar.gauges import KnownGauges, gauges
 from parsers.columnar.parts import Column, Part
+from parsers.columnar.prompts import prompted
 from parsers.columnar.requests import KnownParameters, lives, received
 from parsers.columnar.structure import Structure, is_odd
 from parsers.columnar.templates import AccessLines, Known, Speech
@@ -96,6 +97,10 @@ def _speech(block: Block, said: Said, speech: Speech, memory: Memory) -> Rows:
     family = "request"
     if verb.startswith("Received"):
         parts, good = received(block, rows, message, verb, memory.parameters)
+        if not good.all():
+            others, read = prompted(block, rows[~good], message, verb)
+            parts += others
+            good[~good] = read
     elif verb.endswith("request "):
         part, good = lives(block, rows, message, verb)
         parts = [part]

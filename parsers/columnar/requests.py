@@ -24,7 +24,7 @@ from parsers.lean import Coded
 from parsers.prefix import Header, strip_ansi
 from parsers.records import Record, RecordText, glued_at, is_open, may_continue
 
-__all__ = ["KnownParameters", "lives", "received"]
+__all__ = ["KnownParameters", "fields_of", "lives", "received"]
 
 _LONGEST_ID = 256
 _NEAR = 64  # bytes in which nearly all ids end
@@ -168,7 +168,7 @@ def _different(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 @lru_cache(maxsize=1 << 10)
 def _parameters_of(said: bytes) -> _Parameters | None:
     """The shape and the fields of what follows `Received request x: `; None where the line is to be read by itself."""
-    fields = _fields(said)
+    fields = fields_of(said)
     if fields is None:
         return None
     start = len(_PARAMS) - len(": ")
@@ -196,8 +196,9 @@ def _parameters_of(said: bytes) -> _Parameters | None:
     return _Parameters(shape, tuple(pieces), {**columns, "variant": "received"})
 
 
-def _fields(said: bytes) -> Fields | None:
-    if not said.isascii() or b"prompt: " in said:
+def fields_of(said: bytes, *, prompt: bool = False) -> Fields | None:
+    """What `Received request x: …` says; None where the line is to be read by itself. A `prompt` is to be one word."""
+    if not said.isascii() or said.count(b"prompt: ") != prompt:
         return None
     message = f"Received request {_ANY_ID}: {said.decode()}"
     if not _is_simple(message):
@@ -217,7 +218,7 @@ def _are_free(said: bytes, holes: Sequence[Hole], fields: Fields) -> bool:
         for hole, number in reversed(list(zip(holes, numbers, strict=False))):
             text = text[: hole.start] + number.encode() + text[hole.end :]
             want[hole.name] = int(number)
-        other = _fields(text)
+        other = fields_of(text)
         if other is None:
             return False
         want["params"] = other["params"]
