@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 from logscope.frame_files import FrameFiles
+from logscope.temporaries import prefix
 from logscope.times import Span
 from parsers.columnar import read_frames
 from parsers.columnar.reading import Evidence as TakesLine
@@ -61,7 +62,7 @@ def read_span(
     """
     exceptions: list[_Exception] = []
     with (
-        tempfile.TemporaryDirectory(prefix="logscope-span-") as folder,
+        tempfile.TemporaryDirectory(prefix=prefix()) as folder,
         closing(FrameFiles(Path(folder))) as files,
     ):
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from logscope.row_groups import RowGroups
+from logscope.temporaries import temporary_file
 from parsers.frames import columns_of
 from parsers.lean import Lean
 
@@ -49,15 +49,19 @@ class _File:
     """A temporary file that goes with the last who holds it, also to another process and back."""
 
     def __init__(self, content: bytes | None = None) -> None:
-        handle, name = tempfile.mkstemp(prefix="logscope-", suffix=".rows")
-        os.close(handle)
-        self.path = Path(name)
-        self._end = weakref.finalize(self, self.path.unlink, missing_ok=True)
+        self.path = temporary_file(".rows")
+        self._end = weakref.finalize(self, _remove, self.path, os.getpid())
         if content is not None:
             self.path.write_bytes(content)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _File, (self.path.read_bytes(),)
+
+
+def _remove(path: Path, process: int) -> None:
+    """A process that was forked off has the object too, but not the file."""
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["whole_file", "whole_text", "write_whole"]
+__all__ = ["lives", "whole_file", "whole_text", "write_whole"]
 
 _OS_ERROR = re.compile(r"\(os error (?P<number>\d{1,3})\)")
 _LEFT_OVER = re.compile(r"\.(?P<pid>\d{1,10})\.part\Z")
@@ -92,11 +92,12 @@ def _clear_left_overs(path: Path) -> None:
     with suppress(OSError):
         for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
             found = _LEFT_OVER.search(left.name)
-            if found is not None and not _lives(int(found["pid"])):
+            if found is not None and not lives(int(found["pid"])):
                 _remove(left)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether a process of this number runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

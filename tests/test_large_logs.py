@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
+import tempfile
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from logscope.finding import Evidence
 from logscope.incremental.frames import read_with_state
 from logscope.line_texts import LineTexts
 from logscope.log_frames import SETUP_FAMILIES, LogFrames, read_log
+from logscope.temporaries import temporary_file
 from logscope.thinning import LARGE_FAMILIES
 from logscope.times import Moment, Span
 from parsers import frames
@@ -114,6 +117,23 @@ def test_what_was_stored_travels_to_another_process_and_goes_with_its_holder(
     assert path.exists()
     del sent
     assert not path.exists()
+
+
+def test_what_a_killed_run_left_among_the_temporary_files_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ("logscope-4194304-old.rows", "logscope-4194304-new.rows", f"logscope-{os.getpid()}-x")
+    for name in (*names, "other-4194304-x"):
+        (tmp_path / name).write_text("")
+        if name != names[1]:
+            os.utime(tmp_path / name, (0, 0))
+    folder = tmp_path / "logscope-4194304-folder"
+    folder.mkdir()
+    (folder / "request.parquet").write_text("")
+    os.utime(folder, (0, 0))
+    made = temporary_file(".rows")
+    assert {p.name for p in tmp_path.iterdir()} == {*names[1:], "other-4194304-x", made.name}
 
 
 LINES = [
