@@ -134,6 +134,8 @@ class StoredRows:
 
     def scan(self) -> pl.LazyFrame:
         """The rows, in the columns that were kept."""
+        if not self.parts:
+            return pl.LazyFrame(schema=columns_of(self.family))
         return pl.concat([part.scan() for part in self.parts])
 
     def frame(self, rows: pl.LazyFrame) -> pl.DataFrame:
@@ -156,6 +158,15 @@ class StoredRows:
         """The same rows of which others stand before; once only."""
         numbers = Numbers(dict(servers), dict(shifts))
         return replace(self, parts=tuple(replace(p, numbers=numbers) for p in self.parts))
+
+    def of_server(self, server: int) -> StoredRows:
+        """Without the files that hold nothing of a server, for who has to send them."""
+        parts = tuple(
+            part
+            for part in self.parts
+            if part.numbers is None or server in part.numbers.servers.values()
+        )
+        return replace(self, parts=parts)
 
     @staticmethod
     def of_files(family: str, files: Sequence[Path], numbers: Numbers) -> StoredRows:

@@ -25,9 +25,12 @@ from logscope.analysis import analyze
 from logscope.analysis_json import analysis_document
 from logscope.cli import cli
 from logscope.finding import Evidence
+from logscope.fleets.executors import Serial
+from logscope.fleets.reading import read_fleet
 from logscope.incremental.frames import read_with_state
 from logscope.line_texts import LineTexts
 from logscope.log_frames import SETUP_FAMILIES, LogFrames, read_log
+from logscope.stored_rows import columns_kept
 from logscope.temporaries import temporary_file
 from logscope.thinning import LARGE_FAMILIES
 from logscope.times import Moment, Span
@@ -183,6 +186,23 @@ def test_runs_with_a_state_are_told_the_same(tmp_path: Path, wanted: Any, small:
     for family, stored in found.stored.items():
         rows = stored.frame(stored.scan()).drop("order")
         assert_frame_equal(rows, whole.frames[family].drop("order"))
+
+
+def test_servers_read_side_by_side_are_told_the_same(tmp_path: Path, small: None) -> None:
+    samples = ("v1-calm.log", "v1-under-pressure.log")
+    names = [str(_plain(SAMPLES / name, tmp_path)) for name in samples]
+    found = read_fleet(expand(names), Span(), Serial(), year=2026)
+    whole = read_log(expand(names), Span(), year=2026, wanted=None)
+    assert analysis_document(analyze(found, replay=False)) == analysis_document(
+        analyze(whole, replay=False)
+    )
+    rows = found.stored["request"]
+    kept = list(columns_kept("request"))
+    assert_frame_equal(rows.frame(rows.scan()).select(kept), whole.frames["request"].select(kept))
+    for server in (0, 1):
+        own = rows.of_server(server)
+        assert len(own.parts) == 1
+        assert own.scan().select("server").collect()["server"].unique().to_list() == [server]
 
 
 def test_probes_behind_the_last_statistics_line_are_counted(tmp_path: Path, small: None) -> None:

@@ -90,9 +90,10 @@ def _portion(data: LogFrames, log: EngineLog) -> LogFrames:
     """Of the lines that may serve as evidence, those of the engine's sources."""
     own = {name for frame in log.frames.values() for name in frame["source"].unique().to_list()}
     texts = data.texts.of_sources(own)
+    stored = {family: rows.of_server(log.facts.server) for family, rows in data.stored.items()}
     place = log.facts.server, log.facts.run
     exceptions = {place: data.exceptions[place]} if place in data.exceptions else {}
-    return LogFrames({}, data.coverage, texts, exceptions, data.stored)
+    return LogFrames({}, data.coverage, texts, exceptions, stored)
 
 
 def _result(task: _Task, *, seed: int) -> EngineResult:
