@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ from logscope.fleets.analysing import analyze_fleet
 from logscope.fleets.beside import Beside
 from logscope.fleets.executors import ExecutorError, Processes, Serial, executor_for
 from logscope.fleets.workers import worker_pool
+from logscope.inference import estimate
 from logscope.inference.carrying import carried, unpacked
 from logscope.inference.particles import Node, Particle
 from logscope.inference.sketch import SketchReplay
 from logscope.inference.sketch_rules import SketchRules
 from logscope.inference.step_times import StepCost
 from logscope.log_frames import LogFrames, read_log
+from logscope.servers import engine_logs
 from logscope.times import Span
 from parsers.sources import expand
 from reference_engine.config import EngineConfig
@@ -93,8 +96,11 @@ def test_which_executor_answers_which_options() -> None:
     assert isinstance(executor_for(2), Processes)
 
 
-def test_who_replays_does_not_change_the_answer(short_log: LogFrames) -> None:
+def test_who_replays_does_not_change_the_answer(
+    short_log: LogFrames, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Passes of the inference, replays and candidates in this process, beside it, and in processes of their own."""
+    monkeypatch.setattr(estimate, "_SECONDS", 1.0)  # how large a pass is, its sender says
     plain = analysis_document(analyze(short_log))
     assert plain["replay"] is not None
     with Beside(others=1, patience_s=0.0) as executor:
@@ -102,6 +108,17 @@ def test_who_replays_does_not_change_the_answer(short_log: LogFrames) -> None:
         assert executor._pool is not None
     with Processes(2) as two:
         assert analysis_document(analyze_fleet(short_log, two)) == plain
+
+
+def test_a_log_in_which_no_request_ended_gives_no_workload(
+    short_log: LogFrames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "_SECONDS", 0.2)
+    (log,) = engine_logs(short_log.frames, None)
+    assert estimate.infer(log.frames, log.facts) is not None
+    made = estimate._workload
+    monkeypatch.setattr(estimate, "_workload", lambda *given: replace(made(*given), requests=()))
+    assert estimate.infer(log.frames, log.facts) is None
 
 
 def test_a_long_past_can_be_sent() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +24,9 @@ from logscope.times import Moment, Span
 from parsers.sources import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, fleet, quiet
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def assert_same(found: LogFrames, expected: LogFrames) -> None:
@@ -107,16 +112,38 @@ def test_jobs_give_the_same_document(tmp_path: Path) -> None:
     assert run(*names, "--no-replay", "--year", "2026", "--jobs", "2") == one
 
 
-def test_replays_in_processes_give_the_same_answer(tmp_path: Path) -> None:
-    """Two real servers, inferred and replayed: document, and the frames that the report draws."""
+class Posted(Serial):
+    """One process, but all that is asked and answered goes through the post, as to another."""
+
+    def map(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+        for item in items:
+            work, sent = pickle.loads(pickle.dumps((function, item)))
+            yield pickle.loads(pickle.dumps(work(sent)))
+
+
+def test_replays_elsewhere_give_the_same_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two real servers, inferred and replayed, as whole tasks and in parts: document, and the frames that the report draws."""
+    monkeypatch.setattr("logscope.inference.estimate._SECONDS", 1.0)
     text = (SAMPLES / "v1-under-pressure.log").read_text().splitlines(keepends=True)
-    (tmp_path / "a.log").write_text("".join(text[:330]))
+    (tmp_path / "a.log").write_text("".join(text[:60] + text[420:620]))
     (tmp_path / "b.log").write_text("".join(quiet(minutes=1)))
     data = read_log(expand([str(tmp_path)]), Span(), year=2026)
-    plain = analysis_document(analyze(data))
+    plain = analyze(data)
+    document = analysis_document(plain)
+    assert document["advice"]
+    whole = analyze_fleet(data, Posted())
+    assert analysis_document(whole) == document
+    answer, expected = whole.engines[0].answer, plain.engines[0].answer
+    assert answer is not None
+    assert expected is not None
+    assert answer.requests_frame.equals(expected.requests_frame)
+    assert answer.drawn is not None
+    with pytest.raises(RuntimeError, match="in another process"):
+        answer.predict(None)
     with Processes(2) as two:
-        assert analysis_document(analyze_fleet(data, two)) == plain
-    assert plain["replay"] is not None
+        assert analysis_document(analyze_fleet(data, two)) == document
 
 
 def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
