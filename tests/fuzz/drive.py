@@ -42,6 +42,14 @@ class TooSlowError(BaseException):
     """A case took more CPU time than any may. (No Exception: nothing on the way may catch it.)"""
 
 
+class StoppedError(BaseException):
+    """Ctrl-C or SIGTERM: it ends with the counts so far. (No KeyboardInterrupt, which a command under test would take for its own.)"""
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    raise StoppedError
+
+
 def _too_slow(number: int, frame: FrameType | None) -> None:
     raise TooSlowError
 
@@ -80,7 +88,7 @@ def _by_chance(minutes: float, seed: int, names: Sequence[str]) -> int:
     tallies = {name: _Tally() for name in names}
     turns = [name for name in names for _ in range(TARGETS[name].share)]
     began, number = time.monotonic(), 0
-    with suppress(KeyboardInterrupt):
+    with suppress(StoppedError):
         while time.monotonic() - began < 60 * minutes:
             number += 1
             name = chance.choice(turns)
@@ -181,7 +189,8 @@ def main() -> int:
     os.environ["LOGSCOPE_DEBUG"] = "1"
     warnings.simplefilter("error", RuntimeWarning)
     signal.signal(signal.SIGVTALRM, _too_slow)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it with the counts so far
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, _stopped)
     if given.again is not None:
         return _again(given.again)
     if given.coverage:
