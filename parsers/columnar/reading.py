@@ -165,7 +165,9 @@ class _SourceInBulk:
         )
         found = structure_of(block, alike_in(block, self.memory.lines))
         said = messages_of(block, found, self.memory)
-        last = mark_tails(found, said.request)
+        # A line after a request belongs to no message, but it has the facts of the request's envelope.
+        complete = said.request if outers is None else np.zeros_like(said.request)
+        last = mark_tails(found, complete)
         stretch = Stretch(self.reader, self.builder, number, block, found, said, outers)
         count = last if more and last else len(block)
         self._lines(stretch, count)

@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from parsers import families
-from parsers.columnar.block import Alphabet, Block, Mask, Rows
+from parsers.columnar.block import MARGIN, Alphabet, Block, Mask, Rows
 from parsers.columnar.parts import Column, Part
 from parsers.columnar.prefixes import WORD_CHARS
 from parsers.columnar.shapes import Hole, Shape, shape_of
@@ -27,6 +27,7 @@ from parsers.records import Record, RecordText, glued_at, is_open, may_continue
 __all__ = ["KnownParameters", "fields_of", "lives", "received"]
 
 _LONGEST_ID = 256
+_LONGEST = MARGIN - 512  # with other numbers it may become longer
 _NEAR = 64  # bytes in which nearly all ids end
 _WORD = Alphabet(WORD_CHARS)
 _ENDS = (ord("."), ord(":"))  # an id does not end in these
@@ -36,15 +37,27 @@ _MOST_SHAPES = 64
 _SMALL = 1 << 16  # a table of so many numbers is sooner made than the numbers sorted
 _FEWEST = 4
 _LIMIT = re.compile(rb"\b(max_tokens|min_tokens)=([0-9]+)(?=[,)])")
+# Any other number, but for those that are fields too.
+_NUMBER = re.compile(
+    rb"(?<=[ (])(?!max_tokens=|min_tokens=|n=|best_of=)[a-z_]+=([0-9]+(?:\.[0-9]+)?)(?=[,)])"
+)
+_OTHER = "_"
+_ANY = Alphabet("".join(map(chr, range(128))))
+_MANY_SHAPES = 12
+_MOST_MISSES = 8
 _NO_HEADER = Header("INFO", (1, 1, 0, 0, 0), "", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """What follows the id: `pieces` are the texts of `params` around the limits, `columns` the fields but for the limits."""
+    """What follows the id: `pieces` are the texts of `params` around the numbers, after it stand `rest` bytes.
+
+    `columns` are the fields but for the limits.
+    """
 
     shape: Shape
     pieces: tuple[str, ...]
+    rest: int
     columns: dict[str, Column]
 
 
@@ -98,7 +111,7 @@ def received(
             return 0
         which = left[found.which]
         own = ids if len(which) == len(ids) else ids.gather(pl.Series(which))
-        columns = _columns(parameters, found.values, len(which))
+        columns = _columns(parameters, found.values, block, places[which], ends[which])
         parts.append(Part(mine[which], {"request_id": own, **columns}))
         left = np.delete(left, found.which)
         return len(which)
@@ -106,13 +119,18 @@ def received(
     for parameters in known.all:
         if len(left):
             take(parameters)
-    while len(left) and len(known.all) < _MOST_SHAPES:
-        at = int(left[len(left) // 2])
-        seen = _parameters_of(block.stretch(int(places[at]), int(ends[at])))
-        if seen is None or not (count := take(seen)):
-            break
-        if count >= _FEWEST:
-            known.all.append(seen)
+    misses = 0
+    while len(left) and len(known.all) < _MOST_SHAPES and misses < _MOST_MISSES:
+        at = int(left[(len(left) // 2 + misses) % len(left)])
+        said = block.stretch(int(places[at]), int(ends[at]))
+        learned = False
+        for loose in (False, True)[len(known.all) >= _MANY_SHAPES :]:
+            seen = _parameters_of(said, loose=loose)
+            if seen is not None and len(left) and take(seen) >= _FEWEST:
+                known.all.append(seen)
+                learned = True
+                break
+        misses += not learned
     done = np.ones(len(mine), np.bool_)
     done[left] = False
     good[good] = done
@@ -133,12 +151,24 @@ def _id_sizes(block: Block, starts: Rows) -> tuple[Rows, Mask]:
 
 
 def _columns(
-    parameters: _Parameters, limits: dict[str, NDArray[Any]], count: int
+    parameters: _Parameters,
+    numbers: dict[str, NDArray[Any]],
+    block: Block,
+    places: Rows,
+    ends: Rows,
 ) -> dict[str, Column]:
+    """The fields of requests with parameters alike, which stand from `places` to before `ends`."""
+    limits = {name: values for name, values in numbers.items() if not name.startswith(_OTHER)}
     columns = dict(parameters.columns)
     columns.update((name, pl.Series(values)) for name, values in limits.items())
-    if not limits:
+    if not numbers:
         return {**columns, "params": parameters.pieces[0]}
+    count = len(places)
+    if len(limits) < len(numbers) or _are_many(limits, count):
+        start = len(_PARAMS) - len(": ")
+        sizes = ends - places - (start + parameters.rest)
+        _, printed = block.strings(places + start, sizes, _ANY)
+        return {**columns, "params": printed}
     # Few limits come again and again: each text is made once.
     rows = np.zeros((1, 0), np.int64)
     codes = np.zeros(count, np.int64)
@@ -151,6 +181,11 @@ def _columns(
         for row in rows.tolist()
     ]
     return {**columns, "params": Coded(texts, codes.astype(np.uint32))}
+
+
+def _are_many(limits: dict[str, NDArray[np.int64]], count: int) -> bool:
+    """Whether the limits differ so much that few texts would be made twice."""
+    return any(len(_different(values)[0]) * 4 > count for values in limits.values())
 
 
 def _different(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -166,9 +201,12 @@ def _different(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 @lru_cache(maxsize=1 << 10)
-def _parameters_of(said: bytes) -> _Parameters | None:
-    """The shape and the fields of what follows `Received request x: `; None where the line is to be read by itself."""
-    fields = fields_of(said)
+def _parameters_of(said: bytes, *, loose: bool) -> _Parameters | None:
+    """The shape and the fields of what follows `Received request x: `; None where the line is to be read by itself.
+
+    In a `loose` shape other numbers may vary too.
+    """
+    fields = fields_of(said) if len(said) < _LONGEST else None
     if fields is None:
         return None
     start = len(_PARAMS) - len(": ")
@@ -179,21 +217,27 @@ def _parameters_of(said: bytes) -> _Parameters | None:
         Hole(found[1].decode(), found.start(2) + start, found.end(2) + start)
         for found in _LIMIT.finditer(params)
     ]
+    if loose:
+        holes += [
+            Hole(f"{_OTHER}{at}", found.start(1) + start, found.end(1) + start, b"." in found[1])
+            for at, found in enumerate(_NUMBER.finditer(params))
+        ]
+        holes.sort(key=lambda hole: hole.start)
     shape = shape_of(said, holes) if _are_free(said, holes, fields) else None
     if shape is None:
         holes, shape = [], shape_of(said, [])
     if shape is None:
         return None
     columns = fields_frame("request", [fields]).row(0, named=True)
-    for name in ("request_id", "params", *(hole.name for hole in holes)):
-        del columns[name]
-    columns = {name: value for name, value in columns.items() if value is not None}
+    own = {"request_id", "params", *(hole.name for hole in holes)}
+    columns = {n: value for n, value in columns.items() if value is not None and n not in own}
     pieces, at = [], start
     for hole in (*holes, None):
         end = start + len(params) if hole is None else hole.start
         pieces.append(said[at:end].decode())
         at = hole.end if hole is not None else end
-    return _Parameters(shape, tuple(pieces), {**columns, "variant": "received"})
+    columns["variant"] = "received"
+    return _Parameters(shape, tuple(pieces), len(said) - start - len(params), columns)
 
 
 def fields_of(said: bytes, *, prompt: bool = False) -> Fields | None:
@@ -210,14 +254,17 @@ def fields_of(said: bytes, *, prompt: bool = False) -> Fields | None:
 
 
 def _are_free(said: bytes, holes: Sequence[Hole], fields: Fields) -> bool:
-    """Whether the limits may be any numbers, and all other fields stay the same: it is tried."""
+    """Whether these may be any numbers, and all fields but the limits stay the same: it is tried."""
     if len({hole.name for hole in holes}) != len(holes):
         return False
-    for numbers in (("7", "1234567"), ("1020304", "90")):
+    for one, other_one in (("7", "1234567"), ("1020304", "90")):
         text, want, end = said, dict(fields), len(said)
-        for hole, number in reversed(list(zip(holes, numbers, strict=False))):
-            text = text[: hole.start] + number.encode() + text[hole.end :]
-            want[hole.name] = int(number)
+        for place, hole in reversed(list(enumerate(holes))):
+            number = (one, other_one)[place % 2]
+            printed = f"{number}.{number}" if hole.fraction else number
+            text = text[: hole.start] + printed.encode() + text[hole.end :]
+            if not hole.name.startswith(_OTHER):
+                want[hole.name] = int(number)
         other = fields_of(text)
         if other is None:
             return False

@@ -112,10 +112,10 @@ def is_odd(message: pl.Expr) -> pl.Expr:
     )
 
 
-def mark_tails(found: Structure, requests: Mask) -> int:
+def mark_tails(found: Structure, complete: Mask) -> int:
     """Mark as bad the records that a line without prefix may complete, with all that follows them to such a line.
 
-    `requests` are the lines of the family `request`, which no line after them completes. Gives the line from which on a record may
+    `complete` are records (of the family `request`) that no line after them completes. Gives the line from which on a record may
     go on in the next block, the number of lines where there is none.
     """
     count = len(found.header)
@@ -125,7 +125,7 @@ def mark_tails(found: Structure, requests: Mask) -> int:
         record = np.maximum.accumulate(np.where(found.header, places, -1))
         breaks = np.maximum.accumulate(np.where(found.reached | found.blank, places, -1))
         follows = foreign & (record >= 0) & (breaks < record)
-        follows &= (places - record <= MAX_TAIL) & ~requests[np.maximum(record, 0)]
+        follows &= (places - record <= MAX_TAIL) & ~complete[np.maximum(record, 0)]
         found.bad[follows] = True
         found.bad[record[follows]] = True
     tail = found.header[-MAX_TAIL - 1 :]
