@@ -92,7 +92,7 @@ def undressed_again(block: TextBlock, before: Worn) -> TextBlock | None:
         if count != len(block.ends):
             return None
     bare = TextBlock(block.number, data, before.of(block))
-    return None if len(bare.unusual()) else bare
+    return None if len(bare.ends) != len(block.ends) or len(bare.unusual()) else bare
 
 
 def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
@@ -103,6 +103,8 @@ def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
 
 def _as_by_line(bare: TextBlock, worn: Worn, unwrapper: Unwrapper) -> bool:
     """Whether the lines that begin unlike records come out as they would line by line."""
+    if len(bare.ends) != len(worn.dressed.ends):  # the last line is empty within, and unfinished
+        return False
     unusual = bare.unusual()
     if len(unusual) > len(bare.ends) // _MOST_UNUSUAL:
         return False

@@ -93,8 +93,8 @@ class _Pieces:
         last = len(bare.ends) - 1
         unusual = bare.unusual()
         self._worn = bare.worn if last not in unusual[-1:] else None
-        if bare.worn is not None:
-            self.unwrapper.went_past(bare.worn.outer(last))
+        if bare.worn is not None:  # what follows may wear what its last line wears
+            self.unwrapper.feed(bare.number + last, bare.worn.dressed.line(last))
         return bare
 
 

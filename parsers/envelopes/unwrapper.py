@@ -192,10 +192,6 @@ class Unwrapper:
         """The payload lines of an entry that was read elsewhere (a journal's)."""
         return self._emit(number, peeled, None, 0)
 
-    def went_past(self, outer: Outer) -> None:
-        """Lines were read elsewhere; bare ones that follow continue an entry with these facts."""
-        self._outer, self._indent = outer, 0
-
     def finish(self) -> list[Line]:
         """What is left at the end of the stream."""
         lines: list[Line] = []

@@ -71,3 +71,14 @@ def test_mixtures_of_lines() -> None:
         names = [few[pick.random() < 0.02] for _ in LOG]
         data = b"".join(DRESSES[n].dress([s]) for n, s in zip(names, LOG, strict=True))
         assert by_block(data)[0] == by_line(data)
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_a_log_cut_within_a_line(name: str) -> None:
+    """The last line may be half an envelope, an empty one, or hold half a record, and no line feed ends it."""
+    records = [line for line in LOG if " INFO 11-29 " in line.text][:60]
+    data = DRESSES[name].dress(records)
+    assert by_block(data)[1]
+    last = data.rstrip(b"\n").rfind(b"\n") + 1
+    for end in range(last, len(data)):
+        assert by_block(data[:end])[0] == by_line(data[:end]), data[last:end]
