@@ -6,10 +6,15 @@ import multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
+from typing import ParamSpec, TypeVar
 
 __all__ = ["processors", "stop_at_once", "worker_pool"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _THREADS = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -21,10 +26,24 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
+class _Pool(ProcessPoolExecutor):
+    """A pool whose processes are deaf to Ctrl-C from their first moment: one that is still importing would answer with a traceback."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """A task; this may start a process, which has the signals blocked that this thread has."""
+        if not hasattr(signal, "pthread_sigmask"):
+            return super().submit(fn, *args, **kwargs)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
     """So many processes, each started when it is first needed (spawned: a fork would copy the threads' locks)."""
     share = max(1, processors() // jobs)
-    return ProcessPoolExecutor(
+    return _Pool(
         jobs,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,

@@ -191,10 +191,14 @@ def alive(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("how", "later"), [(signal.SIGINT, 0.0), (signal.SIGINT, 0.3), (signal.SIGKILL, 0.3)]
+)
 @pytest.mark.parametrize("jobs", [["--jobs", "2"], []])
-def test_nobody_works_on_when_it_is_stopped(jobs: list[str], how: signal.Signals) -> None:
-    """Ctrl-C (which a terminal sends to all of them), and kill -9 of the first one alone."""
+def test_nobody_works_on_when_it_is_stopped(
+    jobs: list[str], how: signal.Signals, later: float
+) -> None:
+    """Ctrl-C (which a terminal sends to all of them, also while they begin), and kill -9 of the first one alone."""
     run = subprocess.Popen(
         [
             sys.executable,
@@ -212,7 +216,7 @@ def test_nobody_works_on_when_it_is_stopped(jobs: list[str], how: signal.Signals
     try:
         workers: set[int] = set()
         assert eventually(lambda: bool(workers.update(children_of(run.pid)) or workers), 60)
-        time.sleep(0.3)
+        time.sleep(later)
         workers |= children_of(run.pid)
         if how is signal.SIGINT:
             os.killpg(run.pid, how)
