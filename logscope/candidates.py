@@ -67,7 +67,7 @@ def _more_blocks(context: Context, out_of_memory: bool) -> Iterator[Candidate]:
             {"num_blocks": profiled},
             "free",
             f"num_gpu_blocks_override keeps the cache at {facts.kv.num_blocks:,} of the {profiled:,} blocks that fit: raise it, or take it away.",
-            "None: the memory is there and unused.",
+            "None, the memory is there and unused.",
         )
         return
     if out_of_memory:
