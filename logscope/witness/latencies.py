@@ -75,7 +75,10 @@ def read_latencies(name: str) -> LatencyWitness:
             rows = document if isinstance(document, list) else _json_lines(text)
             found = _of_requests(name, "jsonl", *_rows(rows))
     else:
-        found = _of_requests(name, "csv", *_rows(csv.DictReader(io.StringIO(text))))
+        try:
+            found = _of_requests(name, "csv", *_rows(csv.DictReader(io.StringIO(text))))
+        except csv.Error as error:  # a field without end; a NUL on Python 3.10
+            raise WitnessError(f"{name}: no CSV that can be read: {error}") from error
     if not found.requests:
         raise WitnessError(
             f"{name}: no finished request in it; give a result of `vllm bench serve --save-result`, of guidellm, or a CSV with sent,first_token,finished"

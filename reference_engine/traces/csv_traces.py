@@ -64,7 +64,10 @@ CSV_FORMATS: tuple[CsvFormat, ...] = (
 
 def csv_format_of(header: str) -> CsvFormat | None:
     """The format whose columns are all in a CSV header line."""
-    columns = {name.strip() for name in next(csv.reader([header]), [])}
+    try:
+        columns = {name.strip() for name in next(csv.reader([header]), [])}
+    except csv.Error:  # Python 3.10 refuses NULs
+        return None
     for form in CSV_FORMATS:
         if {form.arrival, form.prompt, form.output} <= columns:
             return form

@@ -94,6 +94,14 @@ def test_what_is_no_result_is_a_sentence(tmp_path: Path, text: str) -> None:
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    "text", ["sent,finished\n0,\0\n", "sent,finished\n0," + "1" * 200_000 + "\n"]
+)
+def test_a_table_that_is_damaged_is_a_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(WitnessError, match=r"no finished request|no CSV that can be read"):
+        read(tmp_path, text)
+
+
 def test_a_real_servers_clients() -> None:
     found = read_latencies(str(DATA / "witness" / "under-pressure.requests.csv.gz"))
     assert found.requests == 216
