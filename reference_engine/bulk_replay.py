@@ -7,10 +7,11 @@ from the totals at its joining and at its leaving. The same holds for the reason
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from .clock import Batch, ReplayClock, batch_duration
+from .clock import ReplayClock, batch_duration
 from .config import EngineConfig
 from .errors import NoProgressError, WorkloadError
 from .ledger import BUDGET, DECODE, INTERFERENCE, PREFILL, RequestRecord
@@ -25,14 +26,19 @@ from .workload import Request
 __all__ = ["BulkBatch", "BulkReplay"]
 
 
-class BulkBatch(Batch, Protocol):
-    """A batch on the device, with what the log of steps says of it.
+@dataclass(slots=True, kw_only=True)
+class BulkBatch:
+    """A batch on the device, with what the log of steps says of it. Times in ns.
 
-    `members`: bulk requests in it; `disturbed`: the part (ns) of its time that a decoding request owes to prefill
-    tokens; `progress`: it computes something for the first time. `free` to `preempted`: as it was decided.
+    `members`: bulk requests in it; `chunks`: the requests outside the bulk that get tokens in it; `disturbed`: the part
+    of its time that a decoding request owes to prefill tokens; `progress`: it computes something for the first time.
+    `free` to `preempted`: as it was decided.
     """
 
+    start: int
+    end: int
     members: int
+    chunks: Sequence[object]
     prefill_tokens: int
     decode_requests: int
     kv_tokens: int
@@ -42,10 +48,6 @@ class BulkBatch(Batch, Protocol):
     running: int
     waiting: int
     preempted: int
-
-    @property
-    def chunks(self) -> Sized:
-        """The requests outside the bulk that get tokens in it."""
 
 
 class _Blocks(Protocol):

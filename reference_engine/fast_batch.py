@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .bulk_replay import BulkBatch
 from .fast_state import FastState
 from .ledger import DECODE, chunk_kind
 from .state import RequestState
@@ -21,30 +22,17 @@ class Chunk:
     sampled: bool
 
 
-@dataclass(slots=True)
-class FastBatch:
-    """A batch on the device. Times in ns.
+@dataclass(slots=True, kw_only=True)
+class FastBatch(BulkBatch):
+    """A batch of V1.
 
-    `members`: bulk requests in it; `deliveries`: those of them that still want their token; `disturbed`: the part of
-    its time which a decoding request owes to prefill tokens; `leaving`: members that left the bulk while it was under
+    `deliveries`: the members that still want their token; `leaving`: members that left the bulk while it was under
     way; `finishing`: members whose last token it brings; `skipped`: running requests without a token in it.
     """
 
     number: int
-    start: int
-    end: int
-    members: int
     deliveries: int
     chunks: list[Chunk]
-    prefill_tokens: int
-    decode_requests: int
-    kv_tokens: int
-    disturbed: int
-    progress: bool
-    free: int
-    running: int
-    waiting: int
-    preempted: int
     head: RequestState | None
     kinds: list[int]
     skipped: list[FastState]

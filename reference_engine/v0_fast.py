@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .bulk_replay import BulkReplay
+from .bulk_replay import BulkBatch, BulkReplay
 from .clock import batch_duration
 from .config import EngineConfig
 from .errors import ConfigError
@@ -22,30 +22,16 @@ from .validation import check_config
 __all__ = ["V0FastReplay"]
 
 
-@dataclass(slots=True)
-class _Batch:
-    """A batch on the device. Times in ns.
+@dataclass(slots=True, kw_only=True)
+class _Batch(BulkBatch):
+    """A batch of V0. One without decodes owes all of its time to prefill tokens (`disturbed`).
 
-    `members`: bulk requests that decode in it; `chunks`: (request, own prefill tokens, label) of the others in it;
-    `held_up`: running requests outside the bulk that get nothing; `disturbed`: the part of its time that a decoding
-    request owes to prefill tokens, all of it where the batch holds no decodes.
+    `chunks`: (request, own prefill tokens, label) of those outside the bulk; `held_up`: running ones that get nothing.
     """
 
     step: V0Step
-    start: int
-    end: int
-    members: int
     chunks: list[tuple[V0FastState, int, int]]
     held_up: list[V0FastState]
-    prefill_tokens: int
-    decode_requests: int
-    kv_tokens: int
-    disturbed: int
-    progress: bool
-    free: int
-    running: int
-    waiting: int
-    preempted: int
 
 
 class V0FastReplay(BulkReplay[_Batch, V0FastState]):

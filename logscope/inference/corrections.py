@@ -32,7 +32,7 @@ _LONGEST_STEP = 8.0  # seconds that a long prompt may have been under way when a
 class Draft:
     """A proposal in the making: lengths of the requests that no step has touched yet, arrival times of the new ones.
 
-    `here`: which of them come to this engine; `stall_from`, `stall_end`: one step that lasts, from so many tokens on;
+    `here`: which of them come to this engine; `so_far`: the tokens that those under way have when the window begins; `stall_from`, `stall_end`: one step that lasts, from so many tokens on;
     `stretched`: by how much latent outputs were lengthened (log); `hidden`: what a late long prompt costs in likelihood,
     0 where none was supposed; `before`: tokens generated and credited when the window began; `tried`: speeds (log) with
     the tokens that they gave.
@@ -46,6 +46,7 @@ class Draft:
     times: Floats
     cost: StepCost
     here: npt.NDArray[np.bool_]
+    so_far: dict[int, int]
     speed: float
     stall_from: int = 0
     stall_end: float | None = None
@@ -80,7 +81,7 @@ class Corrections:
         if self.share < 1.0:
             changed |= self._correct_share(window, draft, engine)
         elif self.lengths.latent_outputs:
-            changed |= self._correct_outputs(window, draft, redraws, particle, engine)
+            changed |= self._correct_outputs(window, draft, redraws, engine)
         wanted = window.generated_tokens
         if wanted is None:
             return changed
@@ -89,7 +90,7 @@ class Corrections:
             return changed
         if draft.stall_end is not None:
             return self._move_stall(window, draft, generated, wanted) or changed
-        by_outputs = self._told_by_outputs(window, particle, engine, belief[1])
+        by_outputs = self._told_by_outputs(window, draft, engine, belief[1])
         lots = generated > wanted + max(20.0, 0.05 * wanted) and window.waiting == 0
         if lots and self._hide_late(window, draft, by_outputs):
             return True
@@ -100,13 +101,13 @@ class Corrections:
             self._stall(particle, window, draft, generated, wanted)
             return True
         if by_outputs > 0.0:
-            self._lengthen(draft, redraws, particle, math.exp(-by_outputs * lacking))
+            self._lengthen(draft, redraws, math.exp(-by_outputs * lacking))
         speed = draft.speed + (1.0 - by_outputs) * min(max(step, -0.4), 0.4)
         draft.speed = min(max(speed, belief[0] - limit), belief[0] + limit)
         return True
 
     def _told_by_outputs(
-        self, window: Window, particle: Particle, engine: SketchReplay, speed_sd: float
+        self, window: Window, draft: Draft, engine: SketchReplay, speed_sd: float
     ) -> float:
         """How much of a surplus of generated tokens is due to the outputs' lengths rather than to the speed, 0..1.
 
@@ -117,7 +118,7 @@ class Corrections:
             return 0.0
         if window.waiting or engine.shown_waiting:
             return 0.0
-        before = _outputs_so_far(particle.engine)
+        before = draft.so_far
         ended = sum(r.limit - before.get(r.id, 0) for r in engine.done)
         going = sum(engine.output_of(r) - before.get(r.id, 0) for r in engine.running)
         speed = (going + _IN_TIME * ended) * speed_sd
@@ -224,7 +225,6 @@ class Corrections:
         window: Window,
         draft: Draft,
         redraws: dict[int, int],
-        particle: Particle,
         engine: SketchReplay,
     ) -> bool:
         """Shorten or lengthen what is left of latent outputs until as many finish as must have."""
@@ -234,20 +234,17 @@ class Corrections:
             return False
         ended = len(engine.done)
         factor = ((ended + 0.5) / max(ended + surplus + 0.5, 0.5)) ** 0.7
-        self._lengthen(draft, redraws, particle, factor)
+        self._lengthen(draft, redraws, factor)
         return True
 
-    def _lengthen(
-        self, draft: Draft, redraws: dict[int, int], particle: Particle, factor: float
-    ) -> None:
+    def _lengthen(self, draft: Draft, redraws: dict[int, int], factor: float) -> None:
         """Multiply what is left of all latent outputs."""
         factor = min(max(factor, 0.5), 2.0)
         draft.stretched += math.log(factor)
-        so_far = _outputs_so_far(particle.engine)
         for request, limit in redraws.items():
-            left = limit - so_far.get(request, 0)
+            so_far = draft.so_far[request]
             most = float(self.lengths.limits[request])
-            redraws[request] = int(min(so_far.get(request, 0) + max(1, round(left * factor)), most))
+            redraws[request] = int(min(so_far + max(1, round((limit - so_far) * factor)), most))
         known = self.lengths.outputs[draft.untouched]
         scaled = np.clip(np.rint(draft.outputs * factor), 1, self.lengths.limits[draft.untouched])
         draft.outputs = np.where(known > 0, known, scaled)
@@ -258,10 +255,6 @@ class Corrections:
             return 0.0
         count = len(redraws) + int((self.lengths.outputs[draft.untouched] <= 0).sum())
         return 0.5 * count * (draft.stretched / self.lengths.output_log[1]) ** 2
-
-
-def _outputs_so_far(engine: SketchReplay) -> dict[int, int]:
-    return {r.id: engine.output_of(r) for r in [*engine.running, *engine.queue]}
 
 
 def _prompt_of(cost: StepCost, seconds: float) -> float:

@@ -123,7 +123,7 @@ class ParticleFilter:
         window = with_owed(window, particle.owed)
         belief = self._speed_belief(particle, k)
         draft = self._draft(particle, k, window, belief)
-        redraws = self._redraws(particle)
+        redraws = self._redraws(draft)
         best: Particle | None = None
         rounds = self.plan.rounds
         turn = 0
@@ -200,14 +200,15 @@ class ParticleFilter:
         self, particle: Particle, k: int, window: Window, belief: tuple[float, float]
     ) -> Draft:
         """First guess: lengths that sum up to what was credited, for as many requests as must have been admitted."""
-        queued = [r.id for r in particle.engine.unstarted()]
+        engine = particle.engine
+        queued = [r.id for r in engine.unstarted()]
         new = self._new[k]
         chosen = self.rng.random(len(new)) < self.share if self.share < 1.0 else None
         here = np.ones(len(queued) + len(new), dtype=np.bool_)
         if chosen is not None:
             here[len(queued) :] = chosen
         untouched = np.concatenate([np.array(queued, dtype=np.int64), new])
-        refused = particle.engine.refused()
+        refused = engine.refused()
         # of those without a step so far as many are admitted as do not wait at the end, the refused ones first
         admitted = max(0, int(here.sum()) + len(refused) - window.waiting)
         refused = refused[:admitted]
@@ -218,7 +219,7 @@ class ParticleFilter:
             admitted -= int(self.rng.integers(1, min(late, 3) + 1))
         own = self.lengths.draw(self.rng, untouched)
         if admitted and window.prompt_tokens:
-            pending = sum(r.credit for r in particle.engine.in_prefill())
+            pending = sum(r.credit for r in engine.in_prefill())
             pending += sum(r.prompt - (0 if self.rules.credits_hits else r.shared) for r in refused)
             target = window.prompt_tokens - pending
             if self.rules.credits_hits:
@@ -235,6 +236,7 @@ class ParticleFilter:
             times=self._times(new),
             cost=self.costs.drift(particle.cost, self.rng, self.plan.cost_sd),
             here=here,
+            so_far={r.id: engine.output_of(r) for r in [*engine.running, *engine.queue]},
             speed=belief[0] + belief[1] * float(self.rng.standard_normal()),
         )
         if particle.stalled:
@@ -263,15 +265,14 @@ class ParticleFilter:
                 start = i
         return np.asarray(np.maximum.accumulate(times))
 
-    def _redraws(self, particle: Particle) -> dict[int, int]:
+    def _redraws(self, draft: Draft) -> dict[int, int]:
         """New output lengths for requests under way: all that is known of them is that they go on."""
         if not self.lengths.latent_outputs:
             return {}
-        engine = particle.engine
         return {
-            r.id: self.lengths.redraw_output(self.rng, r.id, output)
-            for r in [*engine.running, *engine.queue]
-            if (output := engine.output_of(r))
+            request: self.lengths.redraw_output(self.rng, request, output)
+            for request, output in draft.so_far.items()
+            if output
         }
 
     def _live(
