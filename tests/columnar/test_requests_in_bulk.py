@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parsers.columnar import messages, reading
+from parsers.columnar import messages
 from tests.columnar.test_same_as_line_by_line import Blocks, assert_same, record
 
 ids = st.one_of(
@@ -42,6 +42,8 @@ prompts = st.one_of(
     ),
 )
 numbers = st.lists(st.integers(0, 150_000), max_size=6).map(str)
+pytestmark = pytest.mark.usefixtures("short_stretches")
+
 TAILS = [
     "lora_request: None.",
     "lora_request: None, prompt_adapter_request: None.",
@@ -69,11 +71,6 @@ def requests(draw: st.DrawFn) -> str:
         f"Received request {draw(ids)}: {prompt}params: {params}, {ids_part}{tail}",
         origin="request_logger.py:65",
     )
-
-
-@pytest.fixture(autouse=True)
-def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_FEWEST", 1)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

@@ -22,6 +22,8 @@ from parsers.reader import Keep, read_events
 from parsers.sources import Source, expand
 from tests.logs import access, stats_v0, stats_v1, v0_warning, v1_start
 
+pytestmark = pytest.mark.usefixtures("short_stretches")
+
 SAMPLES = Path(__file__).parents[2] / "samples"
 KEEP = Keep(exceptions=True)
 
@@ -193,11 +195,6 @@ def assert_same(
     assert found_counts == counts
     assert sorted(found_texts) == sorted(texts)
     return frames
-
-
-@pytest.fixture(autouse=True)
-def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_FEWEST", 1)
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in SAMPLES.glob("*.log*")))

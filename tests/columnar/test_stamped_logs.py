@@ -22,6 +22,8 @@ from tests.columnar.test_same_as_line_by_line import (
 )
 from tests.logs import access
 
+pytestmark = pytest.mark.usefixtures("short_stretches")
+
 START = datetime(2026, 5, 9, 0, 49, 30, tzinfo=timezone.utc)
 Dress = Callable[[datetime, int], str]
 
@@ -50,11 +52,6 @@ def dressed(
 ) -> bytes:
     text = (dress(at + i * step, i) + line for i, line in enumerate(lines))
     return "\n".join([*text, ""]).encode("utf-8", "surrogatepass")
-
-
-@pytest.fixture(autouse=True)
-def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_FEWEST", 1)
 
 
 @pytest.mark.parametrize("name", DRESSES)

@@ -19,23 +19,15 @@ from logscope.cli import cli
 from logscope.fleets.analysing import analyze_fleet
 from logscope.fleets.executors import ExecutorError, Processes, RayCluster, Serial
 from logscope.fleets.reading import read_fleet
-from logscope.log_frames import LogFrames, read_log
+from logscope.log_frames import read_log
 from logscope.times import Moment, Span
 from parsers.sources import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, fleet, quiet
+from tests.readings import assert_same
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def assert_same(found: LogFrames, expected: LogFrames) -> None:
-    assert found.frames.keys() == expected.frames.keys()
-    for family, frame in expected.frames.items():
-        assert_frame_equal(found.frames[family], frame)
-    assert found.texts == expected.texts
-    assert found.exceptions == expected.exceptions
-    assert found.coverage == expected.coverage
 
 
 def square(number: int) -> int:

@@ -23,7 +23,8 @@ from parsers.sources import expand
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.logs import fleet
 from tests.fleets.test_beside import eventually
-from tests.fleets.test_parallel import assert_same, square
+from tests.fleets.test_parallel import square
+from tests.readings import assert_same
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'logscope[ray]')")
 

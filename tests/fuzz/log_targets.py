@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
-from polars.testing import assert_frame_equal
 
 from logscope.events_json import to_json
 from logscope.fleets.executors import Serial
 from logscope.fleets.reading import read_fleet
 from logscope.harmless import OBEYED
 from logscope.incremental.frames import read_with_state
-from logscope.log_frames import LogFrames, read_log
+from logscope.log_frames import read_log
 from logscope.times import Span
 from logscope.watching.follow import live_lines, needed
 from logscope.watching.monitor import Monitor
@@ -32,8 +31,9 @@ from tests.fuzz.contract import violations
 from tests.fuzz.mutations import HOSTILE, seeds
 from tests.fuzz.pages import faults_of_page
 from tests.fuzz.whole import check_log
+from tests.readings import assert_same
 
-__all__ = ["LOG_TARGETS", "assert_same"]
+__all__ = ["LOG_TARGETS"]
 
 YEAR = 2026
 MARKUP = (
@@ -55,16 +55,6 @@ MARKUP = (
     b"<meta http-equiv=refresh content=0>",
     b"\xe2\x80\xa8alert(1)\xe2\x80\xa9",
 )
-
-
-def assert_same(found: LogFrames, expected: LogFrames) -> None:
-    """Two readings told the same."""
-    assert found.frames.keys() == expected.frames.keys()
-    for family, frame in expected.frames.items():
-        assert_frame_equal(found.frames[family], frame)
-    assert found.texts == expected.texts
-    assert found.exceptions == expected.exceptions
-    assert found.coverage == expected.coverage
 
 
 def _told(text: str) -> dict[str, Any]:

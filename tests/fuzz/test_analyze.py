@@ -17,18 +17,14 @@ CHANGE: st.SearchStrategy[Change] = st.tuples(
     st.floats(0, 0.999),
     st.integers(0, 1 << 16),
 )
+pytestmark = pytest.mark.usefixtures("no_net")
+
 ONCE = settings(
     deadline=None,
     derandomize=True,  # the same cases each time: chance is for the driver
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-@pytest.fixture(autouse=True)
-def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay that fails must fail the test."""
-    monkeypatch.setenv("LOGSCOPE_DEBUG", "1")
 
 
 def stretch(name: str, at: float, size: int) -> list[bytes]:

@@ -14,13 +14,9 @@ from tests.fuzz.mutations import KEPT
 
 pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'logscope[remote]')")
 
+pytestmark = pytest.mark.usefixtures("no_net")
+
 CASES = 12
-
-
-@pytest.fixture(autouse=True)
-def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay that fails must fail the test."""
-    monkeypatch.setenv("LOGSCOPE_DEBUG", "1")
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))

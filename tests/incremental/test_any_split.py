@@ -17,13 +17,14 @@ from polars.testing import assert_frame_equal
 from logscope.analysis import analyze
 from logscope.analysis_json import analysis_document
 from logscope.incremental.frames import read_with_state
-from logscope.log_frames import LogFrames, read_log
+from logscope.log_frames import read_log
 from logscope.times import Moment, Span
 from parsers.columnar import reading, resumed
 from parsers.sources import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, quiet, two_engines
 from tests.logs import access, stats_v1, v0_warning, v1_start
+from tests.readings import assert_same
 
 YEAR = 2026
 PROMPT = (
@@ -73,15 +74,6 @@ CRI = "\n".join(
 )
 TEXTS = {"plain": PLAIN, "journal": JOURNAL, "pods": PODS, "cri": CRI}
 GZ, ZST, NOT_PRESSED = ".gz", ".zst", ""
-
-
-def assert_same(found: LogFrames, expected: LogFrames) -> None:
-    assert found.frames.keys() == expected.frames.keys()
-    for family, frame in expected.frames.items():
-        assert_frame_equal(found.frames[family], frame)
-    assert found.texts == expected.texts
-    assert found.exceptions == expected.exceptions
-    assert found.coverage == expected.coverage
 
 
 def rotate(folder: Path, press: str) -> None:

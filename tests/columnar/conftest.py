@@ -1,0 +1,13 @@
+"""What several tests of reading in bulk need."""
+
+from __future__ import annotations
+
+import pytest
+
+from parsers.columnar import reading
+
+
+@pytest.fixture
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of a single line are read in bulk, too."""
+    monkeypatch.setattr(reading, "_FEWEST", 1)
