@@ -22,16 +22,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from reference_engine.config import EngineConfig
-from reference_engine.fast import FastReplay
-from reference_engine.ledger import RequestRecord
-from reference_engine.replay import PlainReplay
-from reference_engine.results import replay
-from reference_engine.setup import nominal_setup
-from reference_engine.step_time import LinearStepTime
-from reference_engine.summary import summarise
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.ledger import RequestRecord
+from reference_engine.model.workload import Request
+from reference_engine.replay.fast_v1 import FastReplay
+from reference_engine.replay.plain import PlainReplay
+from reference_engine.replay.results import replay
+from reference_engine.replay.summary import summarise
 from reference_engine.traces import read_workload
-from reference_engine.workload import Request
+from reference_engine.traces.config_file import nominal_setup
 
 # About an 8-billion-parameter model on one A100: 23 ms a step with 256 requests of 800 tokens.
 CLOCK = LinearStepTime(0.012, 9e-5, 1e-5, 4e-8)

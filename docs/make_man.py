@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from logscope import __version__
-from logscope.cli import cli
+from logscope.commands.cli import cli
 
 SECTIONS = {
     "EXIT STATUS": (

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis, EngineResult, analyze
-    from logscope.analysis_json import analysis_document
     from logscope.comparison import compare
     from logscope.errors import LogscopeError, NothingToWorkOn
-    from logscope.finding import Finding
-    from logscope.log_frames import LogFrames, read_log
-    from logscope.report.html import write_html
-    from logscope.times import Span
-    from parsers.events import Coverage, Event
-    from parsers.reader import read_events
-    from parsers.sources import expand
-    from reference_engine.config import EngineConfig
-    from reference_engine.results import ReplayResult, replay
-    from reference_engine.step_time import LinearStepTime
-    from reference_engine.workload import Request
+    from logscope.evidence.finding import Finding
+    from logscope.log.frames import LogFrames, read_log
+    from logscope.log.span import Span
+    from logscope.output.json import analysis_document
+    from logscope.output.report.page import write_html
+    from parsers.reading.by_line import read_events
+    from parsers.reading.events import Coverage, Event
+    from parsers.sources.source import expand
+    from reference_engine.cost.step_time_part import LinearStepTime
+    from reference_engine.model.config_part import EngineConfig
+    from reference_engine.model.workload import Request
+    from reference_engine.replay.results import ReplayResult, replay
 
 __version__ = "0.1.0"
 
@@ -55,20 +55,20 @@ __all__ = [
 
 _HOMES = {
     "logscope.analysis": ("Analysis", "EngineResult", "analyze"),
-    "logscope.analysis_json": ("analysis_document",),
+    "logscope.output.json": ("analysis_document",),
     "logscope.comparison": ("compare",),
     "logscope.errors": ("LogscopeError", "NothingToWorkOn"),
-    "logscope.finding": ("Finding",),
-    "logscope.log_frames": ("LogFrames", "read_log"),
-    "logscope.report.html": ("write_html",),
-    "logscope.times": ("Span",),
-    "parsers.events": ("Coverage", "Event"),
-    "parsers.reader": ("read_events",),
-    "parsers.sources": ("expand",),
-    "reference_engine.config": ("EngineConfig",),
-    "reference_engine.results": ("ReplayResult", "replay"),
-    "reference_engine.step_time": ("LinearStepTime",),
-    "reference_engine.workload": ("Request",),
+    "logscope.evidence.finding": ("Finding",),
+    "logscope.log.frames": ("LogFrames", "read_log"),
+    "logscope.output.report.page": ("write_html",),
+    "logscope.log.span": ("Span",),
+    "parsers.reading.events": ("Coverage", "Event"),
+    "parsers.reading.by_line": ("read_events",),
+    "parsers.sources.source": ("expand",),
+    "reference_engine.model.config_part": ("EngineConfig",),
+    "reference_engine.replay.results": ("ReplayResult", "replay"),
+    "reference_engine.cost.step_time_part": ("LinearStepTime",),
+    "reference_engine.model.workload": ("Request",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

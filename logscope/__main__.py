@@ -1,5 +1,5 @@
 """`python -m logscope`."""
 
-from logscope.cli import main
+from logscope.commands.cli import main
 
 main()

@@ -10,22 +10,22 @@ from typing import Any
 
 import polars as pl
 
-from logscope.advice import Advice, advise
-from logscope.candidates import candidates
+from logscope.diagnosis.advice import Advice, advise
+from logscope.diagnosis.candidates import candidates
+from logscope.diagnosis.findings import Context, context_of, find_all
+from logscope.diagnosis.findings.imbalance import engine_imbalance
+from logscope.diagnosis.findings.replayed import replay_findings
+from logscope.diagnosis.plain_advice import plain_advice
+from logscope.diagnosis.replay_answer import ReplayAnswer, try_replay
+from logscope.diagnosis.verdict import RANK, pressure_of_windows, verdict_of
 from logscope.errors import LogscopeError, fault_of
-from logscope.finding import Finding
-from logscope.findings import Context, context_of, find_all
-from logscope.findings.imbalance import engine_imbalance
-from logscope.findings.replayed import replay_findings
-from logscope.log_frames import LogFrames
-from logscope.logged_preemptions import logged_preemptions
-from logscope.long_logs import extrapolated, worst_portion
-from logscope.plain_advice import plain_advice
-from logscope.preemption_count import Preemptions, combine
-from logscope.replaying import ReplayAnswer, try_replay
-from logscope.servers import EngineLog, engine_logs
-from logscope.spreading import Spread, in_turn
-from logscope.verdict import RANK, pressure_of_windows, verdict_of
+from logscope.evidence.finding import Finding
+from logscope.evidence.preemption_count import Preemptions, combine
+from logscope.evidence.preemptions import logged_preemptions
+from logscope.inference.effort import Spread, in_turn
+from logscope.inference.portion import extrapolated, worst_portion
+from logscope.log.frames import LogFrames
+from logscope.server.engines import EngineLog, engine_logs
 
 __all__ = [
     "Analysis",
@@ -62,7 +62,7 @@ class EngineResult:
 
     @property
     def windows(self) -> pl.DataFrame | None:
-        """The statistics windows (see `logscope.windows`)."""
+        """The statistics windows (see `logscope.evidence.windows`)."""
         return self.context.windows
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from logscope.analysis import Analysis, EngineResult
-from logscope.analysis_json import analysis_document
-from logscope.configuration import SettingError
-from logscope.scenario import scenario_of
-from logscope.whatif_json import whatif_document
+from logscope.output.json import analysis_document
+from logscope.output.whatif_json import whatif_document
+from logscope.server.scenario import scenario_of
+from logscope.server.settings import SettingError
 
 __all__ = ["compare"]
 

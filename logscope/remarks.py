@@ -11,6 +11,6 @@ MAX_REMARK = 4_000
 
 def remark(text: str) -> None:
     """Write `logscope: text` to standard error."""
-    from logscope.harmless import visible
+    from logscope.sanitize import visible
 
     click.echo(f"logscope: {visible(text, MAX_REMARK)}", err=True)

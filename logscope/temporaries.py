@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from logscope.whole_files import lives
+from logscope.atomic_files import lives
 
 __all__ = ["prefix", "temporary_file"]
 

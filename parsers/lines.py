@@ -1,66 +1,251 @@
-"""What an envelope hands on: a payload line, and the facts of the envelope around it.
-
-Both are named tuples: a log has millions of lines, and a tuple is built in a third of a frozen dataclass's time.
-"""
+"""From blocks of bytes to physical lines."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import NamedTuple
+import codecs
+import re
+from collections.abc import Iterator
+from itertools import count
+from typing import TYPE_CHECKING
 
-__all__ = ["JsonRecord", "Line", "Outer"]
+import numpy as np
+from numpy.typing import NDArray
+
+from parsers.lines_part import Line
+
+if TYPE_CHECKING:
+    from parsers.envelopes.bulk import Worn
+    from parsers.sources.source import Loss
+
+__all__ = [
+    "MAX_DOCUMENT",
+    "MAX_LINE",
+    "TextBlock",
+    "after_hole",
+    "is_binary",
+    "text_blocks",
+    "transcoded",
+]
+
+MAX_LINE = 1 << 20
+MAX_DOCUMENT = 1 << 24
+_WORD = 8
+# What a record or an access line without an envelope begins with, the most common first; `CRITICAL` is longer than a word, and rare.
+_MOST_USUAL = 3  # of these, in nearly all lines
+_USUAL = (
+    b"(",
+    b"INFO ",
+    b"INFO:",
+    *(b"DEBUG ", b"WARNING ", b"ERROR ", b"DEBUG:", b"WARNING:", b"ERROR:"),
+)
+_HEAD = 1 << 15
+_SAMPLE = 1 << 13
+_CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
+_HOLE = re.compile(rb"\0{4,}")
+_CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
 
 
-class Outer(NamedTuple):
-    """The facts that an envelope (journal, container runtime, log shipper) gives about a line.
+class TextBlock:
+    """Whole physical lines: `data` ends with a line feed (but for the source's last), the first is line `number`.
 
-    `time_us` is UTC in microseconds since the epoch; an outer clock without zone is read in the
-    zone given to `expand` (UTC without one), one without year gets the year nearest to the file's time.
-    In nested envelopes `envelope` and each fact are the outermost's, `time_us` is the innermost's:
-    the nearer to the process, the more exact.
+    `worn` keeps the envelopes, where `data` is what stood in them. The text is given as its `body` and what stands `before` it,
+    without a line feed: the beginning of a line that was cut at a block's end. They are joined when somebody asks for `data`.
     """
 
-    envelope: str
-    time_us: int | None = None
-    host: str | None = None
-    unit: str | None = None
-    pod: str | None = None
-    container: str | None = None
-    stream: str | None = None
-    pid: int | None = None
+    __slots__ = ("_data", "_ends", "number", "parts", "worn")
 
-    def completed(self, other: Outer) -> Outer:
-        """These facts, with the other's where there is none."""
-        return Outer(
-            self.envelope,
-            other.time_us if self.time_us is None else self.time_us,
-            self.host or other.host,
-            self.unit or other.unit,
-            self.pod or other.pod,
-            self.container or other.container,
-            self.stream or other.stream,
-            other.pid if self.pid is None else self.pid,
-        )
+    def __init__(
+        self,
+        number: int,
+        body: bytes | memoryview,
+        worn: Worn | None = None,
+        before: bytes = b"",
+        ends: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.number, self.worn = number, worn
+        self.parts: tuple[bytes, bytes | memoryview] = (before, body)
+        self._data: bytes | None = None
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self.parts[0]) + len(self.parts[1])
+
+    @property
+    def data(self) -> bytes:
+        """The text."""
+        if self._data is None:
+            self._data = b"".join(self.parts)
+        return self._data
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where each line ends: the place of its line feed, or of the text's end."""
+        if self._ends is None:
+            before, body = self.parts
+            ends = np.flatnonzero(np.frombuffer(body, np.uint8) == ord("\n")) + len(before)
+            if len(self) and (not len(body) or body[-1] != ord("\n")):
+                ends = np.append(ends, len(self))
+            self._ends = ends
+        return self._ends
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each line begins."""
+        ends = self.ends
+        return np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))[: len(ends)]
+
+    def unusual(self) -> NDArray[np.int64]:
+        """The lines (from 0), none of them empty, that do not begin as vLLM's records do: they may wear an envelope."""
+        before, body = self.parts
+        starts, ends = self.starts[1:] - len(before), self.ends[1:] - len(before)
+        last = len(body) - _WORD
+        near = int(
+            np.searchsorted(starts, last, "right")
+        )  # from here on a word is longer than the text
+        words = np.ndarray((max(last + 1, 0),), "<u8", body, strides=(1,))[starts[:near]]
+        alike = ends[:near] == starts[:near]
+        for tried, begin in enumerate(_USUAL, 1):
+            mask = np.uint64((1 << 8 * len(begin)) - 1)
+            alike |= (words & mask) == np.uint64(int.from_bytes(begin, "little"))
+            if tried >= _MOST_USUAL and alike.all():
+                break
+        left = np.flatnonzero(~alike)
+        short = np.flatnonzero(ends[near:] > starts[near:]) + near
+        first = before[:_WORD] or bytes(body[:_WORD])
+        rows = np.concatenate((left, short)) + 1
+        return rows if first.startswith((b"\n", *_USUAL)) or not first else np.insert(rows, 0, 0)
+
+    def line(self, index: int) -> str:
+        """One line (from 0); bytes that are no UTF-8 become U+FFFD."""
+        before, body = self.parts
+        end = int(self.ends[index]) - len(before)
+        if not index:
+            return (before + bytes(body[:end])).decode("utf-8", "replace")
+        start = int(self.ends[index - 1]) + 1 - len(before)
+        return bytes(body[start:end]).decode("utf-8", "replace")
+
+    def texts(self) -> list[str]:
+        """The lines; bytes that are no UTF-8 become U+FFFD."""
+        lines = self.data.decode("utf-8", "replace").split("\n")
+        if not lines[-1]:
+            lines.pop()
+        return lines
+
+    def head(self, lines: int) -> list[str]:
+        """The first `lines` lines, fewer when they are long."""
+        return self.data[:_HEAD].decode("utf-8", "replace").split("\n")[:lines]
+
+    def lines(self) -> Iterator[Line]:
+        """The payload lines."""
+        if self.worn is None:
+            return map(Line, count(self.number), self.texts())
+        outers = map(self.worn.outer, count())
+        return map(Line, count(self.number), self.texts(), outers)
 
 
-class JsonRecord(NamedTuple):
-    """A record that a JSON formatter wrote: the facts that stand in a text record's prefix.
+def is_binary(block: bytes) -> bool:
+    """Whether the first block of a source is no text.
 
-    `time` is the record's own clock, local and without zone; `logger` the dotted module name.
+    UTF-16 (a redirect in PowerShell) is text, and so is a log with holes (runs of NULs).
     """
+    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return False
+    sample = _HOLE.sub(b"", block)[:_SAMPLE] or block[:_SAMPLE]
+    bad = len(sample) - len(sample.translate(None, _CONTROLS))
+    bad += sample.decode("utf-8", "replace").count("\ufffd")
+    return bad > len(sample) // 8
 
-    level: str | None
-    time: datetime | None
-    logger: str | None
-    process: str | None
-    pid: int | None
-    message: str
+
+def after_hole(first: bytes, rest: Iterator[bytes]) -> bytes:
+    """The first block after a run of NULs at a file's start, or NULs when there is nothing else.
+
+    That is what a log looks like after it was truncated under a writer without O_APPEND.
+    """
+    block = first
+    while not block.strip(b"\0"):
+        following = next(rest, None)
+        if following is None:
+            return first
+        block = following
+    return block.lstrip(b"\0")
 
 
-class Line(NamedTuple):
-    """One payload line: `text` without its line end, `number` the physical line (from 1) at which it starts."""
+def transcoded(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    """The blocks as UTF-8: a byte order mark is dropped, UTF-16 is converted."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+        yield decoder.decode(first).encode("utf-8", "replace")
+        for block in rest:
+            yield decoder.decode(block).encode("utf-8", "replace")
+        return
+    yield first.removeprefix(codecs.BOM_UTF8)
+    yield from rest
 
-    number: int
-    text: str
-    outer: Outer | None = None
-    record: JsonRecord | None = None
+
+def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
+    """Cut blocks at line ends; `\\r` before a line feed is dropped, too long lines are cut.
+
+    A line may have `MAX_LINE` bytes, one that begins as JSON `MAX_DOCUMENT`: it may hold many entries.
+    """
+    number = 1
+    pending: list[bytes] = []  # the parts of an unfinished line
+    size = 0
+    limit = MAX_LINE
+    for block, ends, returns in map(_marked, blocks):
+        if not size:
+            limit = MAX_DOCUMENT if block[:1] in (b"{", b"[") else MAX_LINE
+        if len(ends):
+            end = int(ends[-1]) + 1
+            cut = size + int(ends[0]) > limit
+            before = b"".join(pending)
+            lines = TextBlock(number, memoryview(block)[:end], before=before, ends=ends + size)
+            if cut or returns or b"\r" in before:
+                lines = TextBlock(number, _clean(lines.data, loss, limit if cut else 0))
+            yield lines
+            number += len(lines.ends)
+            pending, size = [block[end:]], len(block) - end
+            limit = MAX_DOCUMENT if block[end : end + 1] in (b"{", b"[") else MAX_LINE
+        elif size <= limit:
+            pending.append(block)
+            size += len(block)
+        else:  # the rest of a line that is already too long: only counted
+            loss.bytes += len(block)
+    tail = b"".join(pending).rstrip(b"\r")
+    if tail:
+        yield TextBlock(number, _clean(tail, loss, limit if size > limit else 0))
+
+
+def _marked(block: bytes) -> tuple[bytes, NDArray[np.int64], bool]:
+    """The block without runs of NULs, where its lines end, and whether it has carriage returns; all found in one search.
+
+    A file has runs of NULs where it was truncated under its writer.
+    """
+    codes = np.frombuffer(block, np.uint8)
+    marks = np.flatnonzero(codes <= ord("\r"))
+    found = codes[marks]
+    ends = found == ord("\n")
+    if ends.all():
+        return block, marks, False
+    if not found.all():
+        whole = _HOLE.sub(b"", block)
+        if len(whole) < len(block):
+            return _marked(whole)
+    return block, marks[ends], bool((found == ord("\r")).any())
+
+
+def _clean(data: bytes, loss: Loss, limit: int) -> bytes:
+    """Drop carriage returns at line ends, and cut the first line at `limit` bytes (0: it is not too long).
+
+    Only the first line can be longer than a block; one within a block of 1 MiB never is.
+    """
+    if limit:
+        end = data.find(b"\n")
+        end = len(data) if end < 0 else end
+        loss.truncated += 1
+        loss.bytes += end - limit
+        data = data[:limit] + data[end:]
+    if b"\r" not in data:  # most logs, and the search for one byte is nearly free
+        return data
+    data = data.replace(b"\r\n", b"\n")
+    doubled = b"\r\n" in data  # by a terminal
+    return _CARRIAGE_RETURNS.sub(b"\n", data) if doubled else data

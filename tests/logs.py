@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from logscope.analysis import Analysis, analyze
-from logscope.analysis_json import analysis_document
-from logscope.log_frames import LogFrames, read_log
-from logscope.times import Span
-from parsers.sources import expand
+from logscope.log.frames import LogFrames, read_log
+from logscope.log.span import Span
+from logscope.output.json import analysis_document
+from parsers.sources.source import expand
 
 __all__ = [
     "START",

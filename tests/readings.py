@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polars.testing import assert_frame_equal
 
-from logscope.log_frames import LogFrames
+from logscope.log.frames import LogFrames
 
 __all__ = ["assert_same"]
 

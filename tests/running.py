@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 
 
 def run(*args: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 
 
 def invoke(*args: object) -> str:

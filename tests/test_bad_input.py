@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from logscope.cli import main
+from logscope.commands.cli import main
 from tests.logs import stats_v1, v1_start
 from tests.running import invoke, log, run
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parsers.clock import RecordClock, from_epoch_us
+from parsers.records.dates import RecordClock, from_epoch_us
 
 
 def us(*args: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from logscope.comparison import compare
 from tests.conftest import SAMPLES
 from tests.logs import analysed, stats_v1, v1_start

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from logscope.cli import cli
-from logscope.report.words import LEDGER_LABELS
+from logscope.commands.cli import cli
+from logscope.wording import LEDGER_LABELS
 from tests.conftest import ROOT
 
 PAGES = [

@@ -5,15 +5,15 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from logscope import drawn_replay
-from logscope.drawn_replay import DrawnReplay, of_sample, since_idle
-from logscope.inference.step_times import StepCost
+from logscope.diagnosis import lanes as drawn_replay
+from logscope.diagnosis.lanes import DrawnReplay, of_sample, since_idle
 from logscope.inference.workloads import Workload
-from logscope.scenario import Scenario
-from reference_engine.config import EngineConfig
-from reference_engine.results import replay
-from reference_engine.step_time import LinearStepTime
-from reference_engine.workload import Request
+from logscope.server.scenario import Scenario
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.workload import Request
+from reference_engine.replay.results import replay
+from reference_engine.sketch.step_cost import StepCost
 
 CONFIG = EngineConfig(num_blocks=60, block_size=16, max_num_seqs=8, enable_prefix_caching=False)
 STEP = LinearStepTime(0.02, 1e-4, 1e-3, 1e-6)

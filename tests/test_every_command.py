@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from tests.conftest import ROOT
 from tests.logs import stats_v1, v1_start
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from logscope.analysis import EngineResult, analyze
-from logscope.fleets.executors import ExecutorError
-from logscope.log_frames import LogFrames, read_log
-from logscope.times import Span
-from parsers.sources import expand
+from logscope.execution.executors import ExecutorError
+from logscope.log.frames import LogFrames, read_log
+from logscope.log.span import Span
+from parsers.sources.source import expand
 from tests.conftest import DATA
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logscope.flags import version_key
+from logscope.server.flags import version_key
 from parsers.families import ANCHORS, FAMILIES, FORMATS, GATE, Format, match, schema
 from tests.formats_data import examples, forms, message_of, same
 

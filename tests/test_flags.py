@@ -7,14 +7,11 @@ from importlib import resources
 
 import pytest
 
-from logscope.flag_defaults import Deployment, default_for
-from logscope.flags import flag_for, known_settings, release_of, version_key
+from logscope.server.defaults import Deployment, default_for
+from logscope.server.flags import flag_for, known_settings, release_of, version_key
 
 TABLE = json.loads(
-    resources.files("logscope")
-    .joinpath("tables")
-    .joinpath("flags.json")
-    .read_text(encoding="utf-8")
+    resources.files("logscope.server").joinpath("flags.json").read_text(encoding="utf-8")
 )
 RELEASES = TABLE["releases"]
 

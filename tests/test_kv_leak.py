@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logscope.finding import Finding
+from logscope.evidence.finding import Finding
 from tests.logs import analysed, stats_v0, stats_v1, v1_start
 
 BUSY = [(4, 2, 97.0), (4, 0, 60.0)]

@@ -20,26 +20,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from logscope import analysis_rows, long_logs, span_reading
 from logscope.analysis import analyze
-from logscope.analysis_json import analysis_document
-from logscope.cli import cli
-from logscope.finding import Evidence
-from logscope.fleets.executors import Serial
-from logscope.fleets.reading import read_fleet
-from logscope.incremental.frames import read_with_state
-from logscope.line_texts import LineTexts
-from logscope.log_frames import SETUP_FAMILIES, LogFrames, read_log
-from logscope.stored_rows import columns_kept
+from logscope.commands.cli import cli
+from logscope.evidence.finding import Evidence
+from logscope.execution.executors import Serial
+from logscope.execution.fleet_reading import read_fleet
+from logscope.inference import portion as long_logs
+from logscope.log import analysis_rows
+from logscope.log import span_on_disk as span_reading
+from logscope.log.frames import SETUP_FAMILIES, LogFrames, read_log
+from logscope.log.kept_rows import LARGE_FAMILIES
+from logscope.log.line_texts import LineTexts
+from logscope.log.span import Moment, Span
+from logscope.log.state.frames import read_with_state
+from logscope.log.stored_rows import columns_kept
+from logscope.output.json import analysis_document
 from logscope.temporaries import temporary_file
-from logscope.thinning import LARGE_FAMILIES
-from logscope.times import Moment, Span
-from parsers import frames
-from parsers.columnar import reading
-from parsers.events import Coverage
-from parsers.frames import FrameBuilder, frames_of
-from parsers.reader import Keep, read_events
-from parsers.sources import Source, expand
+from parsers.reading import frames
+from parsers.reading.by_line import Keep, read_events
+from parsers.reading.events import Coverage
+from parsers.reading.frames import FrameBuilder, frames_of
+from parsers.reading.in_bulk import reader as reading
+from parsers.sources.source import Source, expand
 from tests.logs import access, stats_v1, v1_start
 
 SAMPLES = Path(__file__).parents[1] / "samples"
@@ -316,7 +318,7 @@ def test_counts_of_a_span_are_extrapolated(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_line_texts_are_a_dict(entries: list[tuple[int, int, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("logscope.line_texts._PACK", 4)
+        patch.setattr("logscope.log.line_texts._PACK", 4)
         found, want = LineTexts(), {}
         for source, line, text in entries:
             found[str(source), line] = want[str(source), line] = text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logscope.logged_preemptions import count_counters
+from logscope.evidence.preemptions import count_counters
 
 CASES = [
     ("one warning", [1], [1], True, (1, 50)),

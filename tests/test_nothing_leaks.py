@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logscope.errors import fault_of
-from logscope.events_json import to_json
-from logscope.findings.context import without_client_text
-from logscope.harmless import OBEYED, beginning, escaped, redacted, stripped, visible
+from logscope.evidence.context import without_client_text
+from logscope.output.events import to_json
+from logscope.sanitize import OBEYED, beginning, escaped, redacted, stripped, visible
 from tests.conftest import ROOT
 from tests.logs import stats_v1, v0_warning, v1_start
 
@@ -135,13 +135,13 @@ def test_an_unknown_warning_is_shown_up_to_its_first_value(text: str, shown: str
 
 
 def test_a_fault_of_our_own_names_its_place_and_not_its_text() -> None:
-    from parsers.families.template import number
+    from parsers.families.formats import number
 
     try:
         number(SECRET)
     except ValueError as error:
         said = fault_of(error)
-    assert said.startswith("ValueError at parsers.families.template:")
+    assert said.startswith("ValueError at parsers.families.formats:")
     assert SECRET not in said
 
 
@@ -212,8 +212,8 @@ def test_marks_that_turn_text_around_reach_no_output(tmp_path: Path) -> None:
     ],
 )
 def test_no_cell_is_a_formula(cell: str) -> None:
-    from logscope.events_json import csv_row
-    from parsers.events import Event
+    from logscope.output.events import csv_row
+    from parsers.reading.events import Event
 
     out = io.StringIO()
     csv.writer(out).writerow(csv_row(Event(cell, 1, "other", cell, {}, process=cell, host=cell)))
@@ -294,6 +294,6 @@ VENDORED = {
 
 
 def test_the_vendored_files_are_those_that_were_reviewed() -> None:
-    folder = ROOT / "logscope" / "report" / "vendor"
+    folder = ROOT / "logscope" / "output" / "report" / "vendor"
     found = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
     assert found == VENDORED

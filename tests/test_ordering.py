@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference.step_times import StepCost
+from logscope.diagnosis.ordering import compare_orders, ordering_finding
 from logscope.inference.workloads import Workload
-from logscope.ordering import compare_orders, ordering_finding
-from logscope.servers import EngineFacts, KvCache
-from reference_engine.config import EngineConfig
-from reference_engine.workload import Request
+from logscope.server.engines import EngineFacts, KvCache
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.workload import Request
+from reference_engine.sketch.step_cost import StepCost
 
 from .running import invoke
 

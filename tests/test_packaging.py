@@ -67,13 +67,13 @@ def test_the_wheel_holds_the_packages_their_types_templates_and_tables(
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
-    assert "logscope/report/template.html.j2" in held
+    assert "logscope/output/report/template.html.j2" in held
     assert held == tree
 
 
 def test_the_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
     [points] = [n for n in wheel.namelist() if n.endswith("entry_points.txt")]
-    assert "logscope = logscope.cli:main" in wheel.read(points).decode()
+    assert "logscope = logscope.commands.cli:main" in wheel.read(points).decode()
     assert [n for n in wheel.namelist() if n.endswith("licenses/LICENSE")]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from logscope.logged_preemptions import Logged, Stretch
-from logscope.preemption_count import combine
+from logscope.evidence.preemption_count import combine
+from logscope.evidence.preemptions import Logged, Stretch
 
 START = datetime(2026, 5, 9)
 

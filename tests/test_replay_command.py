@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner, Result
 
-from logscope.cli import main
+from logscope.commands.cli import main
 from logscope.commands.replay import command
 from logscope.errors import LogscopeError
 

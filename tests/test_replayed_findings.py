@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from logscope.findings.replayed import replay_findings
-from logscope.replaying import ReplayAnswer
+from logscope.diagnosis.findings.replayed import replay_findings
+from logscope.diagnosis.replay_answer import ReplayAnswer
 from tests.logs import analysed, stats_v1, v1_start
 
 LABELS = ("queued_for_kv", "queued_for_seat", "interference", "decode")

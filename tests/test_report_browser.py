@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.report.html import write_html
+from logscope.output.report.page import write_html
 from tests.conftest import DATA, NO_BROWSER
 from tests.test_report_html import HOSTILE, everywhere
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from tests.conftest import SAMPLES
 from tests.test_report_html import Outline
 

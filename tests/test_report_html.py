@@ -17,11 +17,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.report.charts import charts
-from logscope.report.html import PLOTLY_SHA256, plotly_script, render_html, write_html
-from logscope.report.sampling import MAX_POINTS
-from logscope.report.view_advice import advice, compared
-from logscope.report.words import NOT_VISIBLE, VERDICTS, seconds
+from logscope.output.report.charts import charts
+from logscope.output.report.page import PLOTLY_SHA256, plotly_script, render_html, write_html
+from logscope.output.report.sampling import MAX_POINTS
+from logscope.output.report.view_advice import advice, compared
+from logscope.wording import NOT_VISIBLE, VERDICTS, seconds
 
 Frames = dict[str, pl.DataFrame]
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m{{ 7*7 }}\u202e\"'`"
@@ -177,7 +177,7 @@ def test_the_vendored_script_is_the_one_that_was_reviewed(monkeypatch: pytest.Mo
     assert b"</script" not in script
     assert b"\r" not in script
     assert b"new Function" not in script
-    monkeypatch.setattr("logscope.report.html.PLOTLY_SHA256", "0" * 64)
+    monkeypatch.setattr("logscope.output.report.page.PLOTLY_SHA256", "0" * 64)
     with pytest.raises(ValueError, match="damaged"):
         plotly_script()
 

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.report.html import render_html
-from logscope.report.view_witness import witness
+from logscope.output.report.page import render_html
+from logscope.output.report.view_witness import witness
 
 METRICS = {
     "sources": ["metrics.txt"],

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logscope.report.safe import axis_text, redacted, script_json, visible
-from logscope.report.sampling import keep_extremes
-from logscope.report.view_ledger import ledger_bars
-from logscope.report.words import (
+from logscope.output.report.sampling import keep_extremes
+from logscope.output.report.view_ledger import ledger_bars
+from logscope.safe import axis_text, redacted, script_json, visible
+from logscope.wording import (
     LEDGER_LABELS,
     LOST_TO,
     NOT_VISIBLE,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from logscope.configuration import SettingError
-from logscope.scenario import flag_text, scenario_of
-from logscope.servers import EngineFacts, engine_logs
+from logscope.server.engines import EngineFacts, engine_logs
+from logscope.server.scenario import flag_text, scenario_of
+from logscope.server.settings import SettingError
 from tests.logs import parsed, stats_v1, v1_start
 
 MEMORY = [

@@ -70,9 +70,9 @@ def test_a_long_prefill_is_no_stall_and_no_preemption(tmp_path: Path) -> None:
 
 def test_a_clean_stop_of_0_32_is_no_crash(tmp_path: Path, sample_under_pressure: Path) -> None:
     from logscope.analysis import analyze
-    from logscope.log_frames import read_log
-    from logscope.times import Span
-    from parsers.sources import expand
+    from logscope.log.frames import read_log
+    from logscope.log.span import Span
+    from parsers.sources.source import expand
 
     data = read_log(expand([str(sample_under_pressure)]), Span())
     assert "runtime" in data.frames

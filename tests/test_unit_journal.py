@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from logscope.journal_units import unit_source
-from logscope.times import Moment, MomentType, Span
+from logscope.log.journal_units import unit_source
+from logscope.log.span import Moment, MomentType, Span
 from tests.conftest import NO_JOURNAL
 from tests.logs import START, stats_v1, v1_start
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from logscope.analysis import Analysis, analyze
-from logscope.analysis_json import analysis_document
-from logscope.configuration import gather
-from logscope.log_frames import read_log
-from logscope.times import Span
-from logscope.unsupported import (
+from logscope.log.frames import read_log
+from logscope.log.span import Span
+from logscope.output.json import analysis_document
+from logscope.server.settings import gather
+from logscope.server.unsupported import (
     DECLINED,
     DIFFUSION,
     POOLING,
@@ -20,7 +20,7 @@ from logscope.unsupported import (
     WINDOW_LAYERS,
     widened,
 )
-from parsers.sources import expand
+from parsers.sources.source import expand
 from tests.logs import access, analysed, parsed, stats_v0, stats_v1, v1_start
 
 DATA = Path(__file__).parent / "data" / "unsupported"

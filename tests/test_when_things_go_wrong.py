@@ -23,10 +23,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from logscope.cli import UNWRITTEN
-from logscope.whole_files import whole_file, write_whole
-from parsers import decompress
-from parsers.sources import expand
+from logscope.atomic_files import whole_file, write_whole
+from logscope.commands.cli import UNWRITTEN
+from parsers.sources import compression as decompress
+from parsers.sources.source import expand
 from tests.logs import stats_v1, v1_start
 
 LOG = "\n".join([*v1_start(), *[stats_v1(10 * i, 4, 0, 5.0) for i in range(1, 30)]]) + "\n"
@@ -152,7 +152,7 @@ def test_a_run_that_is_killed_leaves_whole_files_or_none(server_log: Path, tmp_p
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from logscope.whole_files import whole_file
+from logscope.atomic_files import whole_file
 with whole_file(Path(sys.argv[1])) as part:
     part.write_text("half of")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from logscope.options import (
+from logscope.commands.options import (
     Display,
     Reading,
     display_options,
@@ -33,7 +33,7 @@ from logscope.options import (
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
-    from logscope.analysis_rows import Wanted
+    from logscope.log.analysis_rows import Wanted
 
 __all__ = ["command"]
 
@@ -55,12 +55,12 @@ class _Outputs:
         self, found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]]
     ) -> None:
         """Write them all; raises OSError where one cannot be."""
-        from logscope.analysis_files import write_frames, write_replay_trace, write_workload
+        from logscope.output.files import write_frames, write_replay_trace, write_workload
 
         if self.frames is not None:
             write_frames(found, self.frames)
         if self.html is not None:
-            from logscope.fleets.reports import write_reports
+            from logscope.output.reports import write_reports
 
             write_reports(found, document, rows, self.html, plotlyjs=self.plotlyjs)
         if self.workload is not None:
@@ -190,13 +190,13 @@ def command(
       logscope analyze server.log --metrics http://localhost:8000/metrics
       logscope analyze 'logs/**/*.log.zst' --jobs 8
     """
-    from logscope.analysis_json import analysis_document
-    from logscope.fleets.executors import executor_for
-    from logscope.fleets.running import analyze_on, read_on
-    from logscope.fleets.summary import server_rows
-    from logscope.log_frames import SETUP_FAMILIES
-    from logscope.reading import partly_read
-    from logscope.terminal.progress import progress_bar
+    from logscope.execution.executors import executor_for
+    from logscope.execution.running import analyze_on, read_on
+    from logscope.execution.summary import server_rows
+    from logscope.log.frames import SETUP_FAMILIES
+    from logscope.log.reading import partly_read
+    from logscope.output.json import analysis_document
+    from logscope.output.terminal.progress import progress_bar
     from logscope.witness.latencies import read_latencies
     from logscope.witness.metrics import read_metrics
 
@@ -241,10 +241,10 @@ def command(
 def _print(
     found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display
 ) -> None:
-    from logscope.terminal.answer import print_answer
+    from logscope.output.terminal.answer import print_answer
 
     if len(rows) > 1:
-        from logscope.terminal.fleet import print_fleet
+        from logscope.output.terminal.fleet import print_fleet
 
         print_fleet(rows, verbose=display.verbose, color=display.color)
     print_answer(document, verbose=display.verbose, color=display.color, series=_series(found))

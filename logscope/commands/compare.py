@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from logscope.options import (
+from logscope.commands.options import (
     Display,
     clock_options,
     display_options,
@@ -50,11 +50,11 @@ def command(
     """
     from logscope.analysis import analyze
     from logscope.comparison import compare
-    from logscope.fleets.beside import Beside
-    from logscope.log_frames import read_log
-    from logscope.reading import partly_read
-    from logscope.terminal.progress import progress_bar
-    from logscope.times import Span
+    from logscope.execution.workers import Beside
+    from logscope.log.frames import read_log
+    from logscope.log.reading import partly_read
+    from logscope.log.span import Span
+    from logscope.output.terminal.progress import progress_bar
 
     sides = []
     for name in (before, after):
@@ -77,7 +77,7 @@ def command(
     if json_target is not None:
         write_document(document, json_target)
     if json_target != "-":
-        from logscope.terminal.before_after import print_comparison
+        from logscope.output.terminal.tables import print_comparison
 
         print_comparison(document, color=display.color)
     if any(partly_read(data.coverage) for data in sides):

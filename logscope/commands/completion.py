@@ -19,7 +19,7 @@ def command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from logscope.cli import cli
+    from logscope.commands.cli import cli
 
     kind = get_completion_class(shell)
     assert kind is not None  # click knows these three

@@ -7,7 +7,7 @@ import shutil
 
 import click
 
-from logscope.options import json_option, write_json
+from logscope.commands.options import json_option, write_json
 from parsers.families import FAMILIES, FORMATS, Format
 
 __all__ = ["command", "format_object"]

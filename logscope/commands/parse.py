@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from logscope.options import (
+from logscope.commands.options import (
     Display,
     Reading,
     display_options,
@@ -21,10 +21,10 @@ from logscope.options import (
     state_option,
     unit_option,
 )
-from parsers.events import Coverage, Event
+from parsers.reading.events import Coverage, Event
 
 if TYPE_CHECKING:
-    from parsers.reader import Keep
+    from parsers.reading.by_line import Keep
 
 __all__ = ["command"]
 
@@ -79,8 +79,8 @@ def command(
       logscope parse server.log | jq 'select(.family == "stats")'
       logscope parse /var/log/vllm --state seen >> events.jsonl
     """
-    from logscope.reading import check_something_read, partly_read, problems
-    from parsers.reader import Keep
+    from logscope.log.reading import check_something_read, partly_read, problems
+    from parsers.reading.by_line import Keep
 
     coverage, span = Coverage(), reading.span
     opened = open_sources(sources, timezone=span.zone, units=units, span=span, from_start=False)
@@ -112,18 +112,18 @@ def _events(
     sources: Sequence[Any], coverage: Coverage, reading: Reading, state: Path | None, keep: Keep
 ) -> Iterable[Event]:
     """The events of the span; with a state those that no run before has given."""
-    from logscope.reading import cut, events_in
+    from logscope.log.reading import cut, events_in
 
     if state is None:
         return events_in(sources, coverage, reading.span, year=reading.year, keep=keep)
-    from logscope.incremental.events import new_events
+    from logscope.log.state.events import new_events
 
     news = new_events(state / "parse", sources, coverage, year=reading.year, keep=keep)
     return cut(news, reading.span)
 
 
 def _write_jsonl(events: Iterable[Event]) -> None:
-    from logscope.events_json import event_object, to_json
+    from logscope.output.events import event_object, to_json
 
     out = sys.stdout
     for event in events:
@@ -132,7 +132,7 @@ def _write_jsonl(events: Iterable[Event]) -> None:
 
 
 def _write_csv(events: Iterable[Event]) -> None:
-    from logscope.events_json import CSV_COLUMNS, csv_row
+    from logscope.output.events import CSV_COLUMNS, csv_row
 
     writer = csv.writer(sys.stdout)
     writer.writerow(CSV_COLUMNS)
@@ -142,7 +142,7 @@ def _write_csv(events: Iterable[Event]) -> None:
 
 
 def _write_parquet(events: Iterable[Event], folder: Path) -> None:
-    from logscope.frame_files import FrameFiles
+    from logscope.log.frame_files import FrameFiles
 
     with closing(FrameFiles(folder)) as files:
         for event in events:
@@ -154,8 +154,8 @@ def _write_frames(
     sources: Sequence[Any], coverage: Coverage, folder: Path, *, year: int | None, keep: Keep
 ) -> None:
     """All events of the sources, the common lines of plain logs in bulk."""
-    from logscope.frame_files import FrameFiles
-    from parsers.columnar import read_frames
+    from logscope.log.frame_files import FrameFiles
+    from parsers.reading.in_bulk import read_frames
 
     with closing(FrameFiles(folder)) as files:
         read_frames(sources, coverage, files, year=year, keep=keep)

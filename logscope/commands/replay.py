@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from logscope.errors import LogscopeError
-from logscope.options import (
+from logscope.commands.options import (
     Display,
     display_options,
     given_settings,
@@ -17,10 +16,11 @@ from logscope.options import (
     trace_option,
     write_json,
 )
+from logscope.errors import LogscopeError
 from logscope.remarks import remark
 
 if TYPE_CHECKING:
-    from logscope.workload_replay import JobResult
+    from logscope.execution.workload_replay import JobResult
 
 __all__ = ["command"]
 
@@ -71,8 +71,8 @@ def command(
     Example:
       logscope replay requests.jsonl --config engine.json --trace replay.json
     """
-    from logscope.workload_replay import changed_job, open_job, read_config, run_job
-    from reference_engine.errors import EngineError
+    from logscope.execution.workload_replay import changed_job, open_job, read_config, run_job
+    from reference_engine.model.errors import EngineError
 
     if trace is not None and len(workloads) > 1:
         raise LogscopeError("--trace shows one workload: name a single file")
@@ -110,7 +110,7 @@ def _tell(path: Path, result: JobResult, display: Display) -> None:
 def _write(
     results: list[JobResult], json_target: str | None, frames: Path | None, color: str
 ) -> None:
-    from logscope.workload_output import print_results, results_json, write_frames
+    from logscope.output.workload_output import print_results, results_json, write_frames
 
     if frames is not None and results:
         write_frames(frames, results)

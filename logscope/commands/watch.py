@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from logscope.options import Display, clock_options, display_options, json_option
+from logscope.commands.options import Display, clock_options, display_options, json_option
 
 if TYPE_CHECKING:
-    from logscope.watching.monitor import Monitor
-    from logscope.watching.teller import Screen
+    from logscope.live.monitor import Monitor
+    from logscope.live.publisher import Screen
 
 __all__ = ["command"]
 
@@ -55,13 +55,13 @@ def command(
       journalctl -u vllm -f -o json | logscope watch - --json -
     """
     from logscope.errors import LogscopeError
-    from logscope.reading import check_something_read
-    from logscope.watching.follow import live_lines, needed
-    from logscope.watching.monitor import Monitor
-    from logscope.watching.source import open_source, open_unit
-    from logscope.watching.teller import Teller
-    from parsers.events import Coverage
-    from parsers.reader import read_lines
+    from logscope.live.follow import live_lines, needed
+    from logscope.live.monitor import Monitor
+    from logscope.live.publisher import Teller
+    from logscope.live.source import open_source, open_unit
+    from logscope.log.reading import check_something_read
+    from parsers.reading.by_line import read_lines
+    from parsers.reading.events import Coverage
 
     if unit is not None and source is not None:
         raise click.UsageError("give SOURCE or --unit, not both")
@@ -108,12 +108,12 @@ def _out(stack: ExitStack, target: str | None) -> TextIO | None:
 
 
 def _screen(monitor: Monitor, name: str, target: str | None, display: Display) -> Screen:
-    from logscope.terminal.watch_view import AlertLines, LiveView
+    from logscope.output.terminal.watch_view import AlertLines, LiveView
 
     if target == "-":
         return AlertLines(None, silent=True)
     if sys.stdout.isatty():
-        from logscope.terminal.answer import make_console
+        from logscope.output.terminal.answer import make_console
 
         return LiveView(monitor, name, make_console(display.color))
     return AlertLines(sys.stdout, states=display.verbose)

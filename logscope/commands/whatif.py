@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from logscope.errors import LogscopeError
-from logscope.options import (
+from logscope.commands.options import (
     Display,
     Reading,
     display_options,
@@ -20,6 +19,7 @@ from logscope.options import (
     unit_option,
     write_document,
 )
+from logscope.errors import LogscopeError
 
 __all__ = ["command"]
 
@@ -56,12 +56,12 @@ def command(
       logscope whatif server.log --set max_num_seqs=12
     """
     from logscope.analysis import analyze
-    from logscope.configuration import SettingError
-    from logscope.fleets.beside import Beside
-    from logscope.log_frames import read_log
-    from logscope.scenario import scenario_of
-    from logscope.terminal.progress import progress_bar
-    from logscope.whatif_json import whatif_document
+    from logscope.execution.workers import Beside
+    from logscope.log.frames import read_log
+    from logscope.output.terminal.progress import progress_bar
+    from logscope.output.whatif_json import whatif_document
+    from logscope.server.scenario import scenario_of
+    from logscope.server.settings import SettingError
 
     changes = given_settings(settings, scenario=True)
     span = reading.span
@@ -93,6 +93,6 @@ def command(
     if json_target is not None:
         write_document(document, json_target)
     if json_target != "-":
-        from logscope.terminal.both_sides import print_both_sides
+        from logscope.output.terminal.both_sides import print_both_sides
 
         print_both_sides(document, color=display.color)

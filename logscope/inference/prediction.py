@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from logscope.inference.posterior import Ledgers, gap_percentiles, ledgers, percentiles_of_many
+from logscope.inference.windows.posterior import (
+    Ledgers,
+    gap_percentiles,
+    ledgers,
+    percentiles_of_many,
+)
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
-from reference_engine.config import EngineConfig
-from reference_engine.summary import summarise
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.replay.summary import summarise
 
 __all__ = ["Prediction", "predict_workloads", "summarise_replays"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from logscope.inference.observations import Arrival, Observations, Window
+from logscope.inference.windows.observations import Arrival, Observations, Window
 
 __all__ = ["pressed", "with_inherited", "worst_span"]
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from logscope.inference.step_times import StepCost
-from reference_engine.config import EngineConfig
-from reference_engine.errors import NoProgressError, SchedulerFailedError
-from reference_engine.fast import FastReplay
-from reference_engine.ledger import RequestRecord
-from reference_engine.replay import PlainReplay
-from reference_engine.results import make_replay
-from reference_engine.step_log import StepLog
-from reference_engine.v0_fast import V0FastReplay
-from reference_engine.workload import Request
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.errors import NoProgressError, SchedulerFailedError
+from reference_engine.model.ledger import RequestRecord
+from reference_engine.model.step_log import StepLog
+from reference_engine.model.workload import Request
+from reference_engine.replay.fast_v0 import V0FastReplay
+from reference_engine.replay.fast_v1 import FastReplay
+from reference_engine.replay.plain import PlainReplay
+from reference_engine.replay.results import make_replay
+from reference_engine.sketch.step_cost import StepCost
 
 __all__ = ["Replayed", "StepFactors", "Workload", "drive_workload", "replay_workload"]
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from logscope.witness.samples import Samples
+from logscope.witness.samples_part import Samples
 
 __all__ = ["read_json"]
 

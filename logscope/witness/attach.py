@@ -10,10 +10,10 @@ from typing import Any
 import polars as pl
 
 from logscope.analysis import Analysis, EngineResult
-from logscope.finding import Finding, seconds
-from logscope.logged_preemptions import Logged, Stretch
-from logscope.preemption_count import Preemptions
-from logscope.verdict import pressure_of_windows
+from logscope.diagnosis.verdict import pressure_of_windows
+from logscope.evidence.finding import Finding, seconds
+from logscope.evidence.preemption_count import Preemptions
+from logscope.evidence.preemptions import Logged, Stretch
 from logscope.witness.latencies import LatencyWitness
 from logscope.witness.metrics import Growth, MetricsWitness
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from logscope.errors import LogscopeError
-from parsers.decompress import DamagedError, compression_of, decoded
+from parsers.sources.compression import DamagedError, compression_of, decoded
 
 __all__ = ["WitnessError", "text_of"]
 

@@ -1,81 +1,104 @@
-"""Metric samples, collected as series: what every form in which metrics come is read into."""
+"""Prometheus' text exposition and OpenMetrics: one scrape, or several one after the other.
+
+A sample that comes again is the next scrape's, so that `while sleep 10; do date -Is; curl …/metrics; done > file` needs nothing more.
+A line that is a time alone (ISO 8601 or seconds since the epoch) is that of the samples after it.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
-__all__ = ["WANTED", "Labels", "Point", "Samples", "plain_name"]
+from logscope.witness.samples_part import Samples
 
-Labels = tuple[tuple[str, str], ...]
-Point = tuple["float | None", float]
-"""Time (seconds since the epoch, UTC; None where the source has none) and value."""
+__all__ = ["looks_like_exposition", "read_exposition"]
 
-_HISTOGRAMS = (
-    "vllm:time_to_first_token_seconds",
-    "vllm:e2e_request_latency_seconds",
-    "vllm:inter_token_latency_seconds",
-    "vllm:time_per_output_token_seconds",
-    "vllm:request_queue_time_seconds",
+# vllm:num_preemptions_total{engine="0",model_name="m"} 12.0 1795993597141
+_SAMPLE = re.compile(
+    r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s{}]+)(?:\s+(?P<time>-?[\d.]+))?\s*$"
 )
-WANTED = frozenset(
-    (
-        "vllm:num_preemptions_total",
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "vllm:kv_cache_usage_perc",
-        *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count")),
-    )
-)
-"""The metrics that are kept, by their newest names."""
-
-# Names of earlier versions (V0, and V1 before 0.11), and of exporters that lose the colon or put a word before it.
-_OLDER = {
-    "vllm:num_preemptions": "vllm:num_preemptions_total",
-    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
-}
-_VLLM = re.compile(r"(?:ray_)?vllm[:_](?P<rest>[A-Za-z0-9_]+)$")
+_LABEL = re.compile(r'\s*(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)="(?P<value>(?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_ESCAPED = re.compile(r"\\(.)")
+_LONGEST = 16_384
+_EPOCHS = (1e9, 1e11)  # seconds since the epoch of 2001 to 5138; larger ones are milliseconds
 
 
-def plain_name(name: str) -> str | None:
-    """The newest name of a vLLM metric, None for another's."""
-    found = _VLLM.match(name)
+def looks_like_exposition(text: str) -> bool:
+    """Whether the first lines are metrics."""
+    lines = [x for x in text[:100_000].split("\n")[:2000] if x.strip()]
+    return any(x.startswith(("# HELP ", "# TYPE ")) or _SAMPLE.match(x) for x in lines[:200])
+
+
+def read_exposition(text: str, samples: Samples) -> None:
+    """Add the samples of a text; lines that are none are counted in `samples.bad`."""
+    at: float | None = None
+    for line in text.split("\n"):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        if (time := _time_alone(line)) is not None:
+            at = time
+            continue
+        if not _sample(line, at, samples):
+            samples.bad += 1
+
+
+def _sample(line: str, at: float | None, samples: Samples) -> bool:
+    if len(line) > _LONGEST:
+        return False
+    line = _without_exemplar(line)
+    found = _SAMPLE.match(line)
     if found is None:
+        return False
+    labels = _labels(found["labels"] or "")
+    value = _number(found["value"])
+    if labels is None or value is None:
+        return False
+    time = _number(found["time"]) if found["time"] else None
+    samples.add(found["name"], labels, at if time is None else _seconds(time), value)
+    return True
+
+
+def _without_exemplar(line: str) -> str:
+    """OpenMetrics may append ` # {trace_id="…"} 0.5`; a `#` in a label stands within quotes, before the brace closes."""
+    at = line.rfind(" # {")
+    return line[:at] if at > line.find("}") >= 0 or (at > 0 and "{" not in line[:at]) else line
+
+
+def _labels(text: str) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(text.rstrip()):
+        label = _LABEL.match(text, at)
+        if label is None:
+            return None
+        found[label["name"]] = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], label["value"])
+        at = label.end()
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
         return None
-    plain = f"vllm:{found['rest']}"
-    return _OLDER.get(plain, plain)
 
 
-@dataclass(slots=True)
-class Samples:
-    """Series of the wanted metrics in the order in which they came; `vllm` counts all of vLLM's samples, `bad` what could not be read."""
+def _seconds(time: float) -> float:
+    """Prometheus writes milliseconds, OpenMetrics seconds."""
+    return time / 1000 if abs(time) > _EPOCHS[1] else time
 
-    series: dict[tuple[str, Labels], list[Point]] = field(default_factory=dict)
-    sources: list[str] = field(default_factory=list)
-    vllm: int = 0
-    bad: int = 0
 
-    def add(self, name: str, labels: Mapping[str, str], time: float | None, value: float) -> None:
-        """Take one sample; what is no vLLM metric is passed over, what is no number counted."""
-        plain = plain_name(name)
-        if plain is None:
-            return
-        if not math.isfinite(value):
-            self.bad += 1
-            return
-        self.vllm += 1
-        if plain in WANTED:
-            key = (plain, tuple(sorted(labels.items())))
-            self.series.setdefault(key, []).append((time, value))
-
-    def of(self, name: str) -> list[tuple[dict[str, str], list[Point]]]:
-        """The series of a metric, each in the order of time where all its times are known."""
-        found = []
-        for (known, labels), points in self.series.items():
-            if known == name:
-                if all(time is not None for time, _ in points):
-                    points = sorted(points, key=lambda p: p[0] or 0.0)
-                found.append((dict(labels), points))
-        return found
+def _time_alone(line: str) -> float | None:
+    number = _number(line)
+    if number is not None:
+        return _seconds(number) if number >= _EPOCHS[0] else None
+    if len(line) > 40 or not line[:4].isdecimal():
+        return None
+    try:
+        when = datetime.fromisoformat(line.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=timezone.utc)
+    return when.timestamp()

@@ -11,10 +11,10 @@ import re
 from typing import Protocol
 
 from parsers.envelopes import structured
-from parsers.envelopes.clock import Clock
+from parsers.envelopes.form import Peeled
 from parsers.envelopes.journal_fields import journal_entry
 from parsers.envelopes.mapping_text import mapping_of
-from parsers.envelopes.peeled import Peeled
+from parsers.envelopes.stamps import Clock
 
 __all__ = ["Collector", "Verdict", "begin"]
 

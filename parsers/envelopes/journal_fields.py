@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from parsers.envelopes.clock import Clock
-from parsers.envelopes.peeled import Peeled
-from parsers.lines import Outer
+from parsers.envelopes.form import Peeled
+from parsers.envelopes.stamps import Clock
+from parsers.lines_part import Outer
 
 __all__ = ["ExportReader", "journal_entry", "journal_text"]
 

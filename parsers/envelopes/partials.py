@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from parsers.envelopes.peeled import Peeled
-from parsers.lines import Outer
+from parsers.envelopes.form import Peeled
+from parsers.lines_part import Outer
 
 __all__ = ["MAX_LENGTH", "Partials", "Whole"]
 

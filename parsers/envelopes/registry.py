@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from parsers.envelopes import containers, labels, stamped, syslog, tables
-from parsers.envelopes.clock import Clock
-from parsers.envelopes.peeled import Envelope
+from parsers.envelopes import containers, labels, syslog, tables
+from parsers.envelopes import forms as stamped
+from parsers.envelopes.form import Envelope
+from parsers.envelopes.stamps import Clock
 
 __all__ = ["BY_START", "possible_envelopes"]
 

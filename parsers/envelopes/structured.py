@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from parsers.envelopes.clock import Clock
+from parsers.envelopes.form import Peeled, looks_like_record
 from parsers.envelopes.journal_fields import journal_entry
-from parsers.envelopes.peeled import Peeled, looks_like_record
-from parsers.lines import JsonRecord, Outer
+from parsers.envelopes.stamps import Clock
+from parsers.lines_part import JsonRecord, Outer
 from parsers.surrogates import json_without_lone_surrogates
 
 __all__ = ["entries", "from_line", "parse"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from parsers.envelopes.clock import ISO, Clock
-from parsers.envelopes.peeled import Envelope, Peeled, of_each_line
-from parsers.lines import Outer
+from parsers.envelopes.form import Envelope, Peeled, of_each_line
+from parsers.envelopes.stamps import ISO, Clock
+from parsers.lines_part import Outer
 
 __all__ = ["STRONG", "WEAK"]
 

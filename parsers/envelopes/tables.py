@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import re
 
-from parsers.envelopes.clock import ISO, Clock
-from parsers.envelopes.peeled import Envelope, Peeled, looks_like_record
-from parsers.lines import Outer
+from parsers.envelopes.form import Envelope, Peeled, looks_like_record
+from parsers.envelopes.stamps import ISO, Clock
+from parsers.lines_part import Outer
 
 __all__ = ["ENVELOPES"]
 

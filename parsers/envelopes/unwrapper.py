@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from parsers.envelopes import structured
-from parsers.envelopes.clock import Clock
 from parsers.envelopes.documents import Collector, Verdict, begin
+from parsers.envelopes.form import Envelope, Peeled, looks_like_record
 from parsers.envelopes.partials import MAX_LENGTH, Partials
-from parsers.envelopes.peeled import Envelope, Peeled, looks_like_record
 from parsers.envelopes.registry import BY_START
-from parsers.lines import Line, Outer
+from parsers.envelopes.stamps import Clock
+from parsers.lines_part import Line, Outer
 
 __all__ = ["SAMPLE", "Unwrapper", "merged_outer", "unwrap"]
 

@@ -7,6 +7,6 @@ that is known (family, variant, versions); `schema` gives the frame of a family'
 from __future__ import annotations
 
 from parsers.families.dispatch import ANCHORS, FAMILIES, FORMATS, GATE, match, schema
-from parsers.families.formats import Fields, Format, Match
+from parsers.families.formats_part import Fields, Format, Match
 
 __all__ = ["ANCHORS", "FAMILIES", "FORMATS", "GATE", "Fields", "Format", "Match", "match", "schema"]

@@ -20,8 +20,8 @@ from parsers.families import (
     startup,
     stats,
 )
-from parsers.families.formats import Fields, Format, Match
-from parsers.families.template import first_word
+from parsers.families.formats import first_word
+from parsers.families.formats_part import Fields, Format, Match
 
 __all__ = ["ANCHORS", "FAMILIES", "FORMATS", "GATE", "match", "schema"]
 

@@ -10,8 +10,8 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format, Reader
-from parsers.families.template import compile_template
+from parsers.families.formats import compile_template
+from parsers.families.formats_part import Fields, Format, Reader
 
 __all__ = ["FORMATS", "SCHEMA"]
 

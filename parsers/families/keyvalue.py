@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import regex
 
-from parsers.families.formats import Fields
-from parsers.families.template import number
+from parsers.families.formats import number
+from parsers.families.formats_part import Fields
 
 __all__ = ["assign", "slug", "split_pairs"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import regex
 
-from parsers.families.formats import Fields, Format
+from parsers.families.formats_part import Fields, Format
 
 __all__ = ["FORMATS"]
 

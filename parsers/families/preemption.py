@@ -11,8 +11,8 @@ from functools import partial
 
 import polars as pl
 
-from parsers.families.formats import Fields, Format
-from parsers.families.template import compile_template
+from parsers.families.formats import compile_template
+from parsers.families.formats_part import Fields, Format
 
 __all__ = ["FORMATS", "SCHEMA"]
 

@@ -7,9 +7,9 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format
+from parsers.families.formats_part import Fields, Format
 from parsers.families.keyvalue import slug
-from parsers.families.literals import parse_literal
+from parsers.families.values import parse_literal
 
 __all__ = ["FORMATS", "SCHEMA"]
 

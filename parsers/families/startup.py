@@ -14,8 +14,8 @@ import polars as pl
 import regex
 
 from parsers.families.config_dump import args_settings, engine_settings
-from parsers.families.formats import Fields, Format
-from parsers.families.template import compile_template
+from parsers.families.formats import compile_template
+from parsers.families.formats_part import Fields, Format
 
 __all__ = ["FORMATS", "SCHEMA"]
 

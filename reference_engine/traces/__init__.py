@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from .reading import read_workload
-from .request_rows import write_requests
-from .workload_file import Workload
+from reference_engine.traces.json_lines import write_requests
+from reference_engine.traces.read import read_workload
+from reference_engine.traces.workload_file import Workload
 
 __all__ = ["Workload", "read_workload", "write_requests"]

@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from reference_engine.errors import WorkloadError
-from reference_engine.workload import Request
-
-from .workload_file import Row, Workload, finish_workload
+from reference_engine.model.errors import WorkloadError
+from reference_engine.model.workload import Request
+from reference_engine.traces.workload_file import Row, Workload, finish_workload
 
 __all__ = ["is_dataset_row", "is_result", "read_dataset", "read_result"]
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import TextIO
 
-from reference_engine.errors import WorkloadError
-from reference_engine.workload import Request
-
-from .workload_file import Row, Workload, finish_workload
+from reference_engine.model.errors import WorkloadError
+from reference_engine.model.workload import Request
+from reference_engine.traces.workload_file import Row, Workload, finish_workload
 
 __all__ = ["CSV_FORMATS", "CsvFormat", "csv_format_of", "read_csv"]
 

@@ -6,13 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any, TextIO
 
-from reference_engine.errors import ConfigError, WorkloadError
-from reference_engine.golden import config_of, request_of
-from reference_engine.setup import Setup, clock_of
-from reference_engine.workload import Request
-
-from .text_lines import lines_of, parse_json
-from .workload_file import Workload
+from reference_engine.model.errors import ConfigError, WorkloadError
+from reference_engine.model.workload import Request
+from reference_engine.traces.config_file import Setup, clock_of
+from reference_engine.traces.golden import config_of, request_of
+from reference_engine.traces.text_lines import lines_of, parse_json
+from reference_engine.traces.workload_file import Workload
 
 __all__ = ["is_golden_header", "read_golden"]
 

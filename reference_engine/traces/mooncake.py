@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from reference_engine.workload import Request
-
-from .text_lines import json_rows
-from .workload_file import Row, Workload, finish_workload
+from reference_engine.model.workload import Request
+from reference_engine.traces.text_lines import json_rows
+from reference_engine.traces.workload_file import Row, Workload, finish_workload
 
 __all__ = ["HASH_TOKENS", "read_mooncake"]
 

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from reference_engine.errors import WorkloadError
-
-from .workload_file import Row
+from reference_engine.model.errors import WorkloadError
+from reference_engine.traces.workload_file import Row
 
 __all__ = ["json_rows", "lines_of", "open_text", "parse_json"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_engine.errors import WorkloadError
-from reference_engine.setup import Setup
-from reference_engine.workload import Request
+from reference_engine.model.errors import WorkloadError
+from reference_engine.model.workload import Request
+from reference_engine.traces.config_file import Setup
 
 __all__ = ["Row", "Workload", "finish_workload"]
 

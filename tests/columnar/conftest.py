@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parsers.columnar import reading
+from parsers.reading.in_bulk import reader as reading
 
 
 @pytest.fixture

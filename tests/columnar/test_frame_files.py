@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from logscope import frame_files
-from logscope.cli import cli
-from logscope.row_groups import RowGroups
-from parsers.columnar import reading
-from parsers.events import Coverage
-from parsers.frames import frames_of
-from parsers.lean import Lean
-from parsers.reader import read_events
-from parsers.sources import expand
+from logscope.commands.cli import cli
+from logscope.log import frame_files
+from logscope.log.row_groups import RowGroups
+from parsers.reading.by_line import read_events
+from parsers.reading.columns import Lean
+from parsers.reading.events import Coverage
+from parsers.reading.frames import frames_of
+from parsers.reading.in_bulk import reader as reading
+from parsers.sources.source import expand
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "v0-with-warnings.log.gz"
 

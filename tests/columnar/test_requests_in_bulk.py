@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parsers.columnar import messages
+from parsers.reading.in_bulk import messages
 from tests.columnar.test_same_as_line_by_line import Blocks, assert_same, record
 
 ids = st.one_of(

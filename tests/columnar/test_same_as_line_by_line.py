@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from parsers.columnar import read_frames, reading
-from parsers.events import Coverage, Event
 from parsers.families import FORMATS
-from parsers.frames import FrameBuilder
-from parsers.reader import Keep, read_events
-from parsers.sources import Source, expand
+from parsers.reading.by_line import Keep, read_events
+from parsers.reading.events import Coverage, Event
+from parsers.reading.frames import FrameBuilder
+from parsers.reading.in_bulk import read_frames
+from parsers.reading.in_bulk import reader as reading
+from parsers.sources.source import Source, expand
 from tests.logs import access, stats_v0, stats_v1, v0_warning, v1_start
 
 pytestmark = pytest.mark.usefixtures("short_stretches")

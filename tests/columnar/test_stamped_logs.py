@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parsers.columnar import reading
+from parsers.reading.in_bulk import reader as reading
 from tests.columnar.test_same_as_line_by_line import (
     ORDINARY,
     SAMPLES,

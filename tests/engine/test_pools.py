@@ -6,13 +6,13 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from reference_engine.blocks import BlockPool, Contents
-from reference_engine.errors import EngineError
-from reference_engine.loop import drive
-from reference_engine.owned_pool import OwnedPool
-from reference_engine.state import RequestState
-from reference_engine.v1 import V1Scheduler
-from reference_engine.workload import Request
+from reference_engine.model.errors import EngineError
+from reference_engine.model.request import RequestState
+from reference_engine.model.workload import Request
+from reference_engine.replay.loop import drive
+from reference_engine.v1.blocks import BlockPool, Contents
+from reference_engine.v1.owned_pool import OwnedPool
+from reference_engine.v1.scheduler import V1Scheduler
 from tests.engine.workloads import cases
 
 

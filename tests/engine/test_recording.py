@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.config import EngineConfig
-from reference_engine.engines import make_scheduler
-from reference_engine.golden import step_record
-from reference_engine.loop import drive
-from reference_engine.recording import RecordedReplay
-from reference_engine.replay import PlainReplay
-from reference_engine.step_time import LinearStepTime
-from reference_engine.steps import Iteration
-from reference_engine.workload import Request
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.step import Iteration
+from reference_engine.model.workload import Request
+from reference_engine.replay.engines import make_scheduler
+from reference_engine.replay.loop import drive
+from reference_engine.replay.plain import PlainReplay
+from reference_engine.replay.recording_part import RecordedReplay
+from reference_engine.traces.golden import step_record
 
 CLOCK = LinearStepTime(0.01, 1e-4, 1e-4, 1e-7)
 

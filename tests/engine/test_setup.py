@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from reference_engine.config import EngineConfig
-from reference_engine.errors import ConfigError
-from reference_engine.gpu import RooflineStepTime
-from reference_engine.model_shape import Parallel
-from reference_engine.setup import nominal_setup, setup_from_document
-from reference_engine.step_time import LinearStepTime
+from reference_engine.cost.model_shape import Parallel
+from reference_engine.cost.step_time import RooflineStepTime
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.errors import ConfigError
+from reference_engine.traces.config_file import nominal_setup, setup_from_document
 
 CLOCK = {"base_s": 0.02, "per_prefill_token_s": 1e-4, "per_decode_s": 2e-4, "per_kv_token_s": 1e-8}
 MODEL = {"weight_bytes": 16e9, "kv_bytes_per_token": 131072}

@@ -9,15 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.config import EngineConfig
-from reference_engine.errors import ConfigError, EngineError, NoProgressError, SchedulerFailedError
-from reference_engine.replay import PlainReplay
-from reference_engine.results import make_replay
-from reference_engine.step_time import LinearStepTime
-from reference_engine.steps import Step
-from reference_engine.v0_bulk import v0_bulk_possible
-from reference_engine.v0_fast import V0FastReplay
-from reference_engine.workload import Request
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.errors import (
+    ConfigError,
+    EngineError,
+    NoProgressError,
+    SchedulerFailedError,
+)
+from reference_engine.model.step import Step
+from reference_engine.model.workload import Request
+from reference_engine.replay.fast_v0 import V0FastReplay
+from reference_engine.replay.plain import PlainReplay
+from reference_engine.replay.results import make_replay
+from reference_engine.v0.bulk import v0_bulk_possible
 
 CLOCK = LinearStepTime(0.01, 1e-4, 1e-3, 1e-6)
 MODEL_LENGTH = 120

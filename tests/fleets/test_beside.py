@@ -15,22 +15,22 @@ from pathlib import Path
 import pytest
 
 from logscope.analysis import analyze
-from logscope.analysis_json import analysis_document
-from logscope.fleets.analysing import analyze_fleet
-from logscope.fleets.beside import Beside
-from logscope.fleets.executors import ExecutorError, Processes, Serial, executor_for
-from logscope.fleets.workers import worker_pool
-from logscope.inference import estimate
-from logscope.inference.carrying import carried, unpacked
-from logscope.inference.particles import Node, Particle
-from logscope.inference.sketch import SketchReplay
-from logscope.inference.sketch_rules import SketchRules
-from logscope.inference.step_times import StepCost
-from logscope.log_frames import LogFrames, read_log
-from logscope.servers import engine_logs
-from logscope.times import Span
-from parsers.sources import expand
-from reference_engine.config import EngineConfig
+from logscope.execution.executors import ExecutorError, Processes, Serial, executor_for
+from logscope.execution.fleet_analysis import analyze_fleet
+from logscope.execution.workers import Beside
+from logscope.execution.workers_part import worker_pool
+from logscope.inference.windows import estimate
+from logscope.inference.windows.carrying import carried, unpacked
+from logscope.inference.windows.particles import Node, Particle
+from logscope.log.frames import LogFrames, read_log
+from logscope.log.span import Span
+from logscope.output.json import analysis_document
+from logscope.server.engines import engine_logs
+from parsers.sources.source import expand
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.sketch.engine import SketchReplay
+from reference_engine.sketch.sketch_rules import SketchRules
+from reference_engine.sketch.step_cost import StepCost
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.test_parallel import square
 
@@ -85,7 +85,7 @@ def test_where_no_process_can_be_started_this_one_does_all(monkeypatch: pytest.M
     def refused(jobs: int) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr("logscope.fleets.beside.worker_pool", refused)
+    monkeypatch.setattr("logscope.execution.workers.worker_pool", refused)
     with Beside(others=1, patience_s=0.0) as executor:
         assert [n for n, _ in executor.map(slowly, range(4))] == list(range(4))
 

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from polars.testing import assert_frame_equal
 
 from logscope.analysis import analyze
-from logscope.analysis_json import analysis_document
-from logscope.cli import cli
-from logscope.fleets.analysing import analyze_fleet
-from logscope.fleets.executors import ExecutorError, Processes, RayCluster, Serial
-from logscope.fleets.reading import read_fleet
-from logscope.log_frames import read_log
-from logscope.times import Moment, Span
-from parsers.sources import expand
+from logscope.commands.cli import cli
+from logscope.execution.executors import ExecutorError, Processes, RayCluster, Serial
+from logscope.execution.fleet_analysis import analyze_fleet
+from logscope.execution.fleet_reading import read_fleet
+from logscope.log.frames import read_log
+from logscope.log.span import Moment, Span
+from logscope.output.json import analysis_document
+from parsers.sources.source import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, fleet, quiet
 from tests.readings import assert_same
@@ -117,7 +117,7 @@ def test_replays_elsewhere_give_the_same_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two real servers, inferred and replayed, as whole tasks and in parts: document, and the frames that the report draws."""
-    monkeypatch.setattr("logscope.inference.estimate._SECONDS", 1.0)
+    monkeypatch.setattr("logscope.inference.windows.estimate._SECONDS", 1.0)
     text = (SAMPLES / "v1-under-pressure.log").read_text().splitlines(keepends=True)
     (tmp_path / "a.log").write_text("".join(text[:60] + text[420:620]))
     (tmp_path / "b.log").write_text("".join(quiet(minutes=1)))

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import zstandard
 
-from logscope.fleets.executors import RayCluster
-from logscope.fleets.reading import read_fleet
-from logscope.log_frames import read_log
-from logscope.times import Span
-from parsers.sources import expand
+from logscope.execution.executors import RayCluster
+from logscope.execution.fleet_reading import read_fleet
+from logscope.log.frames import read_log
+from logscope.log.span import Span
+from parsers.sources.source import expand
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.logs import fleet
 from tests.fleets.test_beside import eventually

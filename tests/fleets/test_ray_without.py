@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from logscope.cli import cli
-from logscope.fleets.executors import ExecutorError, RayCluster, _call
+from logscope.commands.cli import cli
+from logscope.execution.executors import ExecutorError, RayCluster, _call
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.test_parallel import square
 
@@ -61,7 +61,7 @@ class Stand(SimpleNamespace):
 
 def on(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
     monkeypatch.setitem(sys.modules, "ray", stand)
-    monkeypatch.setattr("logscope.fleets.executors._LOOK_S", 0.0)
+    monkeypatch.setattr("logscope.execution.executors._LOOK_S", 0.0)
     return RayCluster(patience_s=0.0)
 
 
@@ -134,7 +134,9 @@ def test_nobody_listens_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_ray_the_command_says_what_to_install() -> None:
-    without = "import sys; sys.modules['ray'] = None; from logscope.cli import main; main()"
+    without = (
+        "import sys; sys.modules['ray'] = None; from logscope.commands.cli import main; main()"
+    )
     log = str(SAMPLES / "v1-calm.log")
     run = subprocess.run(
         [sys.executable, "-c", without, "analyze", log, "--on", "ray"],

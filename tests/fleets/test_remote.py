@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from logscope.incremental.frames import read_with_state
-from logscope.log_frames import read_log
-from logscope.times import Span
-from parsers.remote import is_remote
-from parsers.sources import expand
+from logscope.log.frames import read_log
+from logscope.log.span import Span
+from logscope.log.state.frames import read_with_state
+from parsers.sources.object_stores import is_remote
+from parsers.sources.source import expand
 from tests.fleets.logs import busy, quiet
 
 fsspec = pytest.importorskip(

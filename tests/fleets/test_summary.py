@@ -9,7 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from tests.fleets.logs import busy, fleet, quiet, two_engines
 from tests.logs import document, stats_v1, v1_start
 

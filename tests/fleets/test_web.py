@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from logscope.errors import LogscopeError
-from logscope.incremental.frames import read_with_state
-from logscope.log_frames import LogFrames, read_log
-from logscope.times import Span
-from parsers import remote
-from parsers.sources import expand
+from logscope.log.frames import LogFrames, read_log
+from logscope.log.span import Span
+from logscope.log.state.frames import read_with_state
+from parsers.sources import object_stores as remote
+from parsers.sources.source import expand
 from tests.fleets.logs import busy, quiet
 from tests.fleets.web import Site, serving
 

@@ -31,7 +31,7 @@ else:
 __all__ = ["Used", "attacks", "used_patterns"]
 
 # File names, which no file system lets grow over 255 characters.
-SHORT_TEXT = ("parsers.rotation.", "parsers.discovery.")
+SHORT_TEXT = ("parsers.sources.rotation.", "parsers.sources.discovery.")
 ROOMS = ("parsers", "logscope", "reference_engine")
 # Signs of any log that a repetition might run over.
 FILLS = (
@@ -151,7 +151,7 @@ def _only_matched(tree: ast.Module, function: str, index: int) -> bool:
 def used_patterns() -> tuple[Used, ...]:
     """All patterns of the three rooms, those of the formats' templates included; each once."""
     from parsers.families import FORMATS
-    from parsers.families.template import compile_template
+    from parsers.families.formats import compile_template
 
     found: dict[tuple[Any, bool], Used] = {}
     for module in _modules():

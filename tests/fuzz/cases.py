@@ -16,7 +16,7 @@ from typing import Any
 import zstandard
 from click.testing import CliRunner, Result
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from logscope.errors import LogscopeError
 from tests.fuzz.mutations import CHANGES, Change, changed, seeds
 

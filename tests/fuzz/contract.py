@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from logscope.configuration import SETTINGS
-from logscope.verdict import RANK
+from logscope.diagnosis.verdict import RANK
+from logscope.server.settings import SETTINGS
 
 __all__ = ["violations"]
 

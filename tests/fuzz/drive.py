@@ -137,10 +137,10 @@ def _guided(minutes: float, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["parsers"]):
-        from parsers.events import Coverage
-        from parsers.frames import frames_of
-        from parsers.reader import Keep, read_events
-        from parsers.sources import Source
+        from parsers.reading.by_line import Keep, read_events
+        from parsers.reading.events import Coverage
+        from parsers.reading.frames import frames_of
+        from parsers.sources.source import Source
     names = sorted(seeds())
 
     def one(data: bytes) -> None:

@@ -13,19 +13,19 @@ from typing import Any
 
 import zstandard
 
-from logscope.events_json import to_json
-from logscope.fleets.executors import Serial
-from logscope.fleets.reading import read_fleet
-from logscope.harmless import OBEYED
-from logscope.incremental.frames import read_with_state
-from logscope.log_frames import read_log
-from logscope.times import Span
-from logscope.watching.follow import live_lines, needed
-from logscope.watching.monitor import Monitor
-from parsers.events import Coverage
-from parsers.reader import read_lines
-from parsers.remote import is_remote
-from parsers.sources import expand
+from logscope.execution.executors import Serial
+from logscope.execution.fleet_reading import read_fleet
+from logscope.live.follow import live_lines, needed
+from logscope.live.monitor import Monitor
+from logscope.log.frames import read_log
+from logscope.log.span import Span
+from logscope.log.state.frames import read_with_state
+from logscope.output.events import to_json
+from logscope.sanitize import OBEYED
+from parsers.reading.by_line import read_lines
+from parsers.reading.events import Coverage
+from parsers.sources.object_stores import is_remote
+from parsers.sources.source import expand
 from tests.fuzz.cases import Case, Target, lay_out, mutated, pressed, run, text_of
 from tests.fuzz.contract import violations
 from tests.fuzz.mutations import HOSTILE, seeds

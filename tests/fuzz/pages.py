@@ -11,11 +11,11 @@ from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
-from logscope.harmless import OBEYED
+from logscope.sanitize import OBEYED
 
 __all__ = ["faults_of_page"]
 
-_TEMPLATES = Path(__file__).resolve().parents[2] / "logscope" / "report"
+_TEMPLATES = Path(__file__).resolve().parents[2] / "logscope" / "output" / "report"
 _TAG = re.compile(r"<([a-z][a-z0-9]*)")
 _LINKS = ("href", "src", "action", "formaction", "xlink:href", "data", "poster", "srcset")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from logscope.analysis import EngineResult, analyze
-from logscope.configuration import SCENARIO_SETTINGS, SETTINGS, SettingError, parse_settings
-from logscope.events_json import to_json
-from logscope.harmless import OBEYED
-from logscope.log_frames import read_log
-from logscope.scenario import scenario_of
-from logscope.times import Span
-from logscope.whatif_json import whatif_document
-from parsers.sources import expand
+from logscope.log.frames import read_log
+from logscope.log.span import Span
+from logscope.output.events import to_json
+from logscope.output.whatif_json import whatif_document
+from logscope.sanitize import OBEYED
+from logscope.server.scenario import scenario_of
+from logscope.server.settings import SCENARIO_SETTINGS, SETTINGS, SettingError, parse_settings
+from parsers.sources.source import expand
 from tests.fuzz.cases import Case, Target, lay_out, run
 from tests.fuzz.mutations import HOSTILE, NUMBERS, ROOT, seeds
 from tests.fuzz.workload_files import CONFIG, DAMAGES, WORKLOADS, damaged

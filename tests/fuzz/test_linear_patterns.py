@@ -79,9 +79,9 @@ def test_the_test_finds_what_it_looks_for() -> None:
 def test_all_patterns_are_found() -> None:
     places = {used.place for used in used_patterns()}
     assert {
-        "parsers.prefix._HEADER",
-        "parsers.records._CLIENT_CLOSE",
-        "logscope.harmless._PROMPT",
+        "parsers.records.prefix._HEADER",
+        "parsers.records.record._CLIENT_CLOSE",
+        "logscope.sanitize._PROMPT",
     } <= places
     assert sum("/" in place for place in places) > 100, "the templates of the formats"
 
@@ -102,7 +102,7 @@ def test_every_pattern_that_is_compiled_anywhere_is_attacked() -> None:
 
 def test_no_other_pattern_is_compiled_when_it_is_used() -> None:
     """A pattern that a function makes of its argument is seen by no test: only these, of texts that are logscope's own."""
-    own = {"flags.py": 1, "request.py": 1, "template.py": 2, "rotation.py": 1}
+    own = {"flags.py": 1, "request.py": 1, "formats.py": 2, "rotation.py": 1}
     found: Counter[str] = Counter()
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
@@ -121,7 +121,7 @@ def test_no_other_pattern_is_compiled_when_it_is_used() -> None:
 def test_under_all_of_them_is_a_net(monkeypatch: pytest.MonkeyPatch) -> None:
     import regex
 
-    from parsers.families import template
+    from parsers.families import formats as template
 
     monkeypatch.setattr(template, "_PATIENCE_S", 0.2)
     slow = template.Compiled(regex.compile(r"(?:a|aa|aaa|b)*c"), ())

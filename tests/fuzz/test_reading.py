@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logscope.events_json import event_object, to_json
-from parsers.decompress import DamagedError, compression_of, decoded
-from parsers.events import Coverage
-from parsers.frames import frames_of
-from parsers.lines import Line
-from parsers.reader import Keep, read_events, read_lines
-from parsers.sources import Source
+from logscope.output.events import event_object, to_json
+from parsers.lines_part import Line
+from parsers.reading.by_line import Keep, read_events, read_lines
+from parsers.reading.events import Coverage
+from parsers.reading.frames import frames_of
+from parsers.sources.compression import DamagedError, compression_of, decoded
+from parsers.sources.source import Source
 from parsers.surrogates import json_without_lone_surrogates, without_lone_surrogates
 from tests.fuzz.mutations import HOSTILE, NUMBERS, seeds
 

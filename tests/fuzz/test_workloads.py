@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from logscope.errors import LogscopeError
 from tests.fuzz.mutations import HOSTILE, NUMBERS
 from tests.fuzz.whole import OBEYED

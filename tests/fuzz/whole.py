@@ -10,7 +10,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from logscope.cli import cli
+from logscope.commands.cli import cli
 from logscope.errors import LogscopeError
 from tests.fuzz.contract import violations
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from logscope.analysis import analyze
-from logscope.analysis_json import analysis_document
-from logscope.incremental.frames import read_with_state
-from logscope.log_frames import read_log
-from logscope.times import Moment, Span
-from parsers.columnar import reading, resumed
-from parsers.sources import expand
+from logscope.log.frames import read_log
+from logscope.log.span import Moment, Span
+from logscope.log.state.frames import read_with_state
+from logscope.output.json import analysis_document
+from parsers.reading.in_bulk import reader as reading
+from parsers.reading.in_bulk import resumed
+from parsers.sources.source import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, quiet, two_engines
 from tests.logs import access, stats_v1, v0_warning, v1_start
@@ -167,7 +168,7 @@ def test_only_the_news_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     log.write_text("\n".join(lines[:-3]) + "\n")
     read_with_state(state, expand([str(log)]), Span(), year=YEAR)
     fed = 0
-    from parsers.records import Assembler
+    from parsers.records.record import Assembler
 
     feed = Assembler.feed
 
@@ -227,7 +228,7 @@ def test_a_killed_run_leaves_what_was_there(
     read_with_state(state, expand([str(log)]), Span(), year=YEAR)
     log.write_text("\n".join(lines) + "\n")
     with monkeypatch.context() as patched:
-        patched.setattr("logscope.incremental.memory.write_whole", _killed)
+        patched.setattr("logscope.log.state.read_state.write_whole", _killed)
         with pytest.raises(KeyboardInterrupt):
             read_with_state(state, expand([str(log)]), Span(), year=YEAR)
     found = read_with_state(state, expand([str(log)]), Span(), year=YEAR)

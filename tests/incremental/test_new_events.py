@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logscope.cli import cli
-from logscope.events_json import event_object
-from logscope.incremental import reading
-from logscope.incremental.events import new_events
-from logscope.incremental.memory import StateError
-from parsers.events import Coverage
-from parsers.reader import KEEP_EVENTS, read_events
-from parsers.sources import expand
+from logscope.commands.cli import cli
+from logscope.log.state import read_new as reading
+from logscope.log.state.events import new_events
+from logscope.log.state.read_state import StateError
+from logscope.output.events import event_object
+from parsers.reading.by_line import KEEP_EVENTS, read_events
+from parsers.reading.events import Coverage
+from parsers.sources.source import expand
 from tests.fleets.logs import busy
 from tests.incremental.test_any_split import TEXTS, YEAR
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from logscope.cli import cli
-from logscope.harmless import OBEYED
-from parsers.lines import Line, Outer
-from parsers.records import read_records
+from logscope.commands.cli import cli
+from logscope.sanitize import OBEYED
+from parsers.lines_part import Line, Outer
+from parsers.records.record import read_records
 from tests.logs import stats_v1
 
 

@@ -7,11 +7,11 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 
-from reference_engine.config import EngineConfig
-from reference_engine.step_time import LinearStepTime
-from reference_engine.steps import Step
-from reference_engine.v1 import V1Scheduler
-from reference_engine.workload import Request
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.step import Step
+from reference_engine.model.workload import Request
+from reference_engine.v1.scheduler import V1Scheduler
 
 START = datetime(2026, 11, 29, 10, 0, 0, tzinfo=timezone.utc)
 OVERHEAD_S = 0.0015

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from logscope.servers import EngineLog, engine_logs
-from parsers.events import Coverage
-from parsers.frames import frames_of
-from parsers.reader import read_events
-from parsers.sources import expand
-from reference_engine.config import EngineConfig
-from reference_engine.ledger import RequestRecord
-from reference_engine.replay import PlainReplay
-from reference_engine.step_time import LinearStepTime
-from reference_engine.workload import Request
+from logscope.server.engines import EngineLog, engine_logs
+from parsers.reading.by_line import read_events
+from parsers.reading.events import Coverage
+from parsers.reading.frames import frames_of
+from parsers.sources.source import expand
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.ledger import RequestRecord
+from reference_engine.model.workload import Request
+from reference_engine.replay.plain import PlainReplay
 
 START = datetime(2026, 11, 29, 10, 0, 0)
 STEP_TIME = LinearStepTime(0.012, 0.0003, 0.0006, 1e-6)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference import Inference, estimate, infer, predict
-from logscope.servers import engine_config
-from reference_engine.ledger import LABELS
-from reference_engine.replay import PlainReplay
+from logscope.inference import Inference, infer, predict
+from logscope.inference.windows import estimate
+from logscope.server.engines import engine_config
+from reference_engine.model.ledger import LABELS
+from reference_engine.replay.plain import PlainReplay
 
 from .statistics_log import SMALL, STEP_TIME, Served, burst, parsed, parsed_file, serve, with_blocks
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logscope.inference.iterations import Reconstruction, reconstruct
-from logscope.servers import EngineLog, engine_logs
-from parsers.events import Coverage
-from parsers.frames import frames_of
-from parsers.reader import read_events
-from parsers.sources import expand
-from reference_engine.config import EngineConfig
+from logscope.inference.steps.reconstruct import Reconstruction, reconstruct
+from logscope.server.engines import EngineLog, engine_logs
+from parsers.reading.by_line import read_events
+from parsers.reading.events import Coverage
+from parsers.reading.frames import frames_of
+from parsers.sources.source import expand
+from reference_engine.model.config_part import EngineConfig
 from tests.inference.iteration_log import START, Printing, Truth, config, workload, write_log
 
 REAL = Path(__file__).resolve().parents[1] / "data" / "iterations" / "v1-under-pressure.log.gz"

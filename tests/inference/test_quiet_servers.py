@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference import estimate, infer
-from logscope.inference.likelihood import count_misfit
+from logscope.inference import infer
+from logscope.inference.windows import estimate
+from logscope.inference.windows.likelihood import count_misfit
 
 from .statistics_log import SMALL, STEP_TIME, burst, parsed, serve
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from parsers.lines import Line
-from parsers.sources import expand
+from parsers.lines_part import Line
+from parsers.sources.source import expand
 from tests.dressers import Stamped, real_log
 
 LOG = real_log()

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from parsers.lines import Line
-from parsers.sources import expand
-from parsers.text_blocks import TextBlock
+from parsers.lines import TextBlock
+from parsers.lines_part import Line
+from parsers.sources.source import expand
 from tests.dress import DRESSES
 from tests.dressers import Stamped, real_log
 

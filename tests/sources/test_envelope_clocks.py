@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from parsers.envelopes import Clock, unwrap
-from parsers.sources import expand
+from parsers.sources.source import expand
 from tests.dress import DRESSES
 from tests.sources.reading import LOG
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsers.sources import expand
+from parsers.sources.source import expand
 from tests.sources.reading import read
 
 WORDS = st.sampled_from(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parsers.sources import JournalQuery, expand, journal_of
+from parsers.sources.source import JournalQuery, expand, journal_of
 from tests.dressers import HOST, NO_JOURNAL, PID, UNIT, Stamped, journal_export, real_log
 
 _PLACES = ("/usr/lib/systemd", "/lib/systemd")

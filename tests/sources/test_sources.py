@@ -19,10 +19,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsers.lines import Line
-from parsers.rotation import rotation_of
-from parsers.sources import Source, expand
-from parsers.text_blocks import MAX_LINE
+from parsers.lines import MAX_LINE
+from parsers.lines_part import Line
+from parsers.sources.rotation import rotation_of
+from parsers.sources.source import Source, expand
 
 TEXT = b"".join(b"INFO 11-29 23:07:%02d [a.py:1] line %d\n" % (i % 60, i) for i in range(3000))
 LINES = TEXT.decode().splitlines()

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from parsers.lines import Line
-from parsers.sources import expand
+from parsers.lines_part import Line
+from parsers.sources.source import expand
 from tests.dress import DRESSES
 from tests.dressers import real_log
 

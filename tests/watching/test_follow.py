@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from logscope.watching.follow import follow_file, live_lines, needed, read_pipe
-from parsers.events import Coverage
-from parsers.lines import Line
+from logscope.live.follow import follow_file, live_lines, needed, read_pipe
+from parsers.lines_part import Line
+from parsers.reading.events import Coverage
 
 Step = Callable[[Path], object]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from logscope.terminal.watch_view import alert_line
-from logscope.watching.monitor import MAX_ENGINES, Monitor, Notice
-from logscope.watching.pressure import HISTORY, EnginePressure, Reading
-from parsers.events import Coverage
-from parsers.lines import Line
-from parsers.reader import read_events, read_lines
-from parsers.sources import expand
+from logscope.live.monitor import MAX_ENGINES, Monitor, Notice
+from logscope.live.pressure import HISTORY, EnginePressure, Reading
+from logscope.output.terminal.watch_view import alert_line
+from parsers.lines_part import Line
+from parsers.reading.by_line import read_events, read_lines
+from parsers.reading.events import Coverage
+from parsers.sources.source import expand
 from tests.conftest import SAMPLES
 from tests.logs import stats_v1, v0_warning, v1_start
 
@@ -180,7 +180,7 @@ def test_the_view_shows_all_that_matters(tmp_path: Path) -> None:
 
     from rich.console import Console
 
-    from logscope.terminal.watch_view import picture
+    from logscope.output.terminal.watch_view import picture
 
     monitor = Monitor()
     watch(monitor, *v1_start(), *FULL)

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from logscope.analysis import Analysis
-from logscope.analysis_json import analysis_document
-from logscope.cli import cli
-from logscope.logged_preemptions import Logged
-from logscope.preemption_count import Preemptions
+from logscope.commands.cli import cli
+from logscope.evidence.preemption_count import Preemptions
+from logscope.evidence.preemptions import Logged
+from logscope.output.json import analysis_document
 from logscope.witness.attach import witnessed
 from logscope.witness.metrics import MetricsWitness, read_metrics
 from tests.conftest import DATA, SAMPLES

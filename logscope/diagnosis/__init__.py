@@ -1,0 +1,1 @@
+"""From evidence and replays to a verdict, findings and advice."""

@@ -1,0 +1,135 @@
+"""Advice: each candidate replayed, both sides of the trade kept, ranked by the tail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from logscope.diagnosis.candidates import Candidate
+from logscope.inference.effort import Spread, in_turn
+from logscope.server.engines import EngineFacts
+from logscope.server.scenario import Scenario, flag_text, scenario_of
+from logscope.server.settings import SettingError
+
+__all__ = ["Advice", "Predict", "advise", "overloaded"]
+
+Predict = Callable[["Scenario | None"], Mapping[str, Any]]
+"""Replays a scenario (None: the present configuration) and gives whatif's keys of the contract."""
+
+MIN_GAIN = 0.05
+MAX_LOSS = 0.10
+MIN_SECONDS = 0.25
+OVERLOAD_STRETCH = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One change that helps, with what the replay says of both sides."""
+
+    candidate: Candidate
+    flag: str | None
+    baseline: Mapping[str, Any]
+    scenario: Mapping[str, Any]
+    score: float
+    notes: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """The contract's advice object."""
+        trade = " ".join([self.candidate.trade, *(f"Assumed: {n}." for n in self.notes)])
+        return {
+            "flag": self.flag,
+            "set": dict(self.candidate.changes),
+            "cost": self.candidate.cost,
+            "why": self.candidate.why,
+            "trade": trade,
+            "baseline": dict(self.baseline),
+            "scenario": dict(self.scenario),
+        }
+
+
+def advise(
+    facts: EngineFacts,
+    tried: Sequence[Candidate],
+    predict: Predict,
+    screen: Predict | None = None,
+    spread: Spread = in_turn,
+) -> tuple[list[Advice], Mapping[str, Any], list[Mapping[str, Any]]]:
+    """Replay the candidates and keep those that help, the best value of each setting; also the figures that they were screened against, and those of every free change.
+
+    `screen` (default: `predict`) is a cheaper replay that chooses the value of each setting; what it keeps is replayed with `predict`.
+    `spread` does the replays of several changes; whoever does them, the answer is the same.
+
+    A change helps where the E2E or TTFT p99 falls by 5 % (and a quarter of a second) at no loss of more than a tenth in the other, nor in
+    throughput. Free changes come first, then by the gain in both tails.
+    """
+    screen = screen or predict
+    first = screen(None)
+    best: dict[tuple[str, ...], tuple[float, Candidate, Scenario]] = {}
+    free: list[Mapping[str, Any]] = []
+    possible = list(_possible(facts, tried))
+    screened = spread(screen, [scenario for _, scenario in possible])
+    for (candidate, scenario), after in zip(possible, screened, strict=True):
+        if candidate.cost == "free":
+            free.append(after)
+        gain = _gain(first, after)
+        key = tuple(candidate.changes)
+        if gain is not None and (key not in best or gain > best[key][0]):
+            best[key] = (gain, candidate, scenario)
+    baseline = predict(None)
+    found = []
+    kept = [(candidate, scenario) for _, candidate, scenario in best.values()]
+    replayed = spread(predict, [scenario for _, scenario in kept])
+    for (candidate, scenario), after in zip(kept, replayed, strict=True):
+        gain = _gain(baseline, after)
+        if gain is not None:
+            flag = flag_text(facts, candidate.changes)
+            found.append(Advice(candidate, flag, baseline, after, gain, scenario.notes))
+    return sorted(found, key=lambda a: (a.candidate.cost != "free", -a.score)), first, free
+
+
+def _possible(
+    facts: EngineFacts, tried: Sequence[Candidate]
+) -> Iterator[tuple[Candidate, Scenario]]:
+    for candidate in tried:
+        try:
+            scenario = scenario_of(facts, candidate.changes)
+        except SettingError:
+            continue
+        yield candidate, scenario
+
+
+def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
+    """Logarithmic gain of the tails; None where the change does not help, or hurts elsewhere too much."""
+    changes = {}
+    for name in ("e2e_s", "ttft_s"):
+        a, b = before[name]["p99"], after[name]["p99"]
+        if a is None or b is None or a <= 0:
+            return None
+        changes[name] = (a, b)
+    flow_a, flow_b = (
+        before["generation_tokens_per_s"] or 0.0,
+        after["generation_tokens_per_s"] or 0.0,
+    )
+    if flow_b < (1 - MAX_LOSS / 2) * flow_a:
+        return None
+    helps = any(b < (1 - MIN_GAIN) * a and a - b >= MIN_SECONDS for a, b in changes.values())
+    hurts = any(b > (1 + MAX_LOSS) * a and b - a >= MIN_SECONDS for a, b in changes.values())
+    if not helps or hurts:
+        return None
+    (e2e_a, e2e_b), (ttft_a, ttft_b) = changes["e2e_s"], changes["ttft_s"]
+    floor = MIN_SECONDS
+    return math.log((e2e_a + floor) / (e2e_b + floor)) + 0.5 * math.log(
+        (ttft_a + floor) / (ttft_b + floor)
+    )
+
+
+def overloaded(
+    baseline: Mapping[str, Any], free: Sequence[Mapping[str, Any]], arrivals_s: float
+) -> bool:
+    """Whether work is offered faster than it is done under every free setting: even the best replay ends long after the last arrival."""
+    if arrivals_s <= 0 or not free:
+        return False
+    ends = [s["duration_s"] for s in (baseline, *free) if s["duration_s"] is not None]
+    return bool(ends) and min(ends) > OVERLOAD_STRETCH * arrivals_s

@@ -1,0 +1,224 @@
+"""What broke while serving: out of memory, a dead engine, a silent one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from logscope.evidence.context import Context, without_client_text
+from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
+from logscope.evidence.windows import usual_interval
+
+__all__ = ["PROBE_PATHS", "engine_crash", "engine_stall", "runtime_oom"]
+
+_DEAD = "dead|died|fatal|output_handler|worker_exc|rpc"
+_NAMELESS = "EngineDeadError"
+CLEAN_STOP_S = 5
+MIN_SILENCE_S = 30.0
+PROBES_OF_A_STALL = 20
+PROBE_PATHS = ("/health", "/ping", "/metrics")
+ZERO_WINDOWS_OF_A_STALL = 3
+
+
+def runtime_oom(context: Context) -> list[Finding]:
+    """The GPU ran out of memory while the server served: its remedy is the opposite of a full KV cache's."""
+    runtime = context.log.get("runtime")
+    if runtime is None or not context.served:
+        return []
+    rows = runtime.filter(pl.col("variant").str.contains("oom"))
+    if rows.height == 0:
+        return []
+    title = "The GPU ran out of memory while serving: lower gpu_memory_utilization or max_num_batched_tokens (never raise them)"
+    span = seconds(rows["at"].to_list())
+    return [proof("runtime-oom", title, span, evidence_of(rows, context.texts))]
+
+
+def engine_crash(context: Context) -> list[Finding]:
+    """An engine that died while it served. An `EngineDeadError` after the server was told to stop is none (0.32 logs one at a clean SIGTERM)."""
+    log = context.log
+    swap = log.get("preemption")
+    if swap is not None:
+        rows = swap.filter(pl.col("variant").str.contains("swap_abort"))
+        if rows.height:
+            span = seconds(rows["at"].to_list())
+            title = "The V0 engine died because a preempted request found no CPU swap space: raise --swap-space, or preempt by recomputation"
+            return [proof("engine-crash", title, span, evidence_of(rows, context.texts))]
+    runtime = log.get("runtime")
+    if runtime is None or not context.served:
+        return []
+    dead = runtime.filter(pl.col("variant").str.contains(_DEAD))
+    if dead.height == 0 or _stopped_before(context, dead):
+        return []
+    cause = _cause(context, dead)
+    title = f"The engine died while serving{cause}; its requests failed"
+    evidence = evidence_of(dead, context.texts) + tuple(context.exceptions[:2])
+    return [proof("engine-crash", title, seconds(dead["at"].to_list()), evidence)]
+
+
+def _cause(context: Context, dead: pl.DataFrame) -> str:
+    """What the engine died of, with a colon before it; empty where the log only says that it did."""
+    named = dead["error"].drop_nulls().to_list() if "error" in dead.columns else []
+    for text in (*named, *(e.text for e in context.exceptions)):
+        own = without_client_text(text.strip())
+        if own and _NAMELESS not in own:
+            return f": {own}"
+    return ""
+
+
+def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
+    stop = context.log.get("shutdown")
+    if stop is None:
+        return False
+    first = dead["order"].min()
+    if stop.filter(pl.col("order") < first).height:
+        return True
+    # The processes of a group get the signal together: one may be gone before the other says that it stops.
+    died, said = dead["at"].min(), stop.filter(pl.col("order") > first)["at"].min()
+    told = "signal" in stop.columns and stop["signal"].drop_nulls().len() > 0
+    return (
+        told
+        and isinstance(died, datetime)
+        and isinstance(said, datetime)
+        and said - died <= timedelta(seconds=CLEAN_STOP_S)
+    )
+
+
+def engine_stall(context: Context) -> list[Finding]:
+    """A gap in the statistics while work was queued. vLLM prints no line at INFO when nothing moved in two intervals, idle or stuck."""
+    windows = context.windows
+    if windows is None:
+        return []
+    usual = usual_interval(windows)
+    limit = max(3 * usual, MIN_SILENCE_S)
+    found = []
+    # A day of several engines has tens of thousands of windows: one at a time.
+    for here, after in itertools.pairwise(windows.iter_rows(named=True)):
+        silence = (after["end"] - here["end"]).total_seconds()
+        # One line may follow the stop: what ran in the gap is then credited at its end.
+        moved = ((after["generation_tps"] or 0) + (after["prompt_tps"] or 0)) * silence
+        if _queued(here) and silence > limit and moved < 1:
+            found.append(_stall(context, here, here["end"], after["end"], silence))
+    found += _silent_end(context, windows.row(-1, named=True), limit)
+    return found + _zero_windows(context, windows.iter_rows(named=True))
+
+
+def _queued(row: Mapping[str, Any]) -> bool:
+    return bool(row["waiting"] > 0)
+
+
+def _stall(
+    context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float
+) -> Finding:
+    line = (str(row["source"]), int(str(row["line"])))
+    title = f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
+    evidence = (Evidence(*line, context.texts.get(line, "")),)
+    return proof("engine-stall", title, (start, end), evidence)
+
+
+def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list[Finding]:
+    """The statistics end with a queue, and the log goes on without them."""
+    log = context.log
+    order = int(str(last["order"]))
+    if not _queued(last) or _stopped_after(context, order):
+        return []
+    end = last["end"]
+    assert isinstance(end, datetime)
+    if _died_after(context, order):
+        return []
+    later = [_latest(f, end, order) for name, f in log.frames.items() if name != "shutdown"]
+    latest = max((t for t in later if t is not None), default=end)
+    silence = max((latest - end).total_seconds(), _outer_silence(context, order))
+    if silence > limit:
+        return [_stall(context, last, end, end + timedelta(seconds=silence), silence)]
+    return _only_probes(context, last, limit)
+
+
+def _only_probes(context: Context, last: Mapping[str, Any], limit: float) -> list[Finding]:
+    """Behind the last statistics nothing but health probes, which bear no time: they tell it by their number.
+
+    With nothing running twenty are enough; else they must be more than came in as long a time before.
+    """
+    http, requests, order = context.log.get("http"), context.log.get("request"), last["order"]
+    if http is None or "path" not in http.columns:
+        return []
+    if requests is not None and requests.filter(pl.col("order") > order).height:
+        return []
+    probes = http.filter(pl.col("path").is_in(PROBE_PATHS))
+    after = _many(probes.filter(pl.col("order") > order))
+    if after < PROBES_OF_A_STALL:
+        return []
+    if last["running"] > 0:
+        windows = context.windows
+        assert windows is not None
+        before = _many(probes.filter(pl.col("order").is_between(windows["order"][0], order)))
+        every = windows["interval_s"][1:].clip(0, 60).sum() / before if before else 0.0
+        if after * every <= 2 * limit:
+            return []
+    title = f"After its last statistics line ({last['waiting']:.0f} waiting, {_none_or(last['running'])} running) the server only answered {after} health probes: it hung"
+    key = (str(last["source"]), int(last["line"]))
+    evidence = (Evidence(*key, context.texts.get(key, "")),)
+    return [proof("engine-stall", title, (last["end"], None), evidence)]
+
+
+def _many(rows: pl.DataFrame) -> int:
+    """How many lines the rows stand for (`logscope.log.kept_rows`)."""
+    return int(rows["repeated"].sum())
+
+
+def _none_or(count: float) -> str:
+    return f"{count:.0f}" if count else "none"
+
+
+def _latest(frame: pl.DataFrame, after: datetime, order: int) -> datetime | None:
+    """A frame's last time among the events behind `order`; earlier ones may bear later times, where a clock was set back."""
+    own = frame.filter(pl.col("order") > order)["time"].max()
+    return own if isinstance(own, datetime) and own > after else None
+
+
+def _outer_silence(context: Context, order: int) -> float:
+    """Seconds from the last statistics line to the log's last line on the envelope's clock; 0 where there is none."""
+    stats = context.log.frames["stats"].filter(pl.col("order") == order)["outer_time"].to_list()
+    if not stats or stats[0] is None:
+        return 0.0
+    latest = [
+        t
+        for name, f in context.log.frames.items()
+        if name != "shutdown" and isinstance(t := f["outer_time"].max(), datetime)
+    ]
+    return float((max(latest) - stats[0]).total_seconds()) if latest else 0.0
+
+
+def _stopped_after(context: Context, order: int) -> bool:
+    stop = context.log.get("shutdown")
+    return stop is not None and stop.filter(pl.col("order") > order).height > 0
+
+
+def _died_after(context: Context, order: int) -> bool:
+    """Whether the engine died behind an event: its silence is death, which is another finding."""
+    runtime = context.log.get("runtime")
+    if runtime is None:
+        return False
+    dead = runtime.filter(pl.col("variant").str.contains(f"{_DEAD}|oom"))
+    return dead.filter(pl.col("order") > order).height > 0
+
+
+def _zero_windows(context: Context, rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Before 0.8.5 (and at DEBUG) a stuck engine goes on printing: zero tokens, and a queue."""
+    found, run = [], []
+    for row in itertools.chain(rows, [None]):
+        if row is not None and row["idle"] and row["generation_tps"] is not None and _queued(row):
+            run.append(row)
+            continue
+        if len(run) >= ZERO_WINDOWS_OF_A_STALL:
+            start, end = run[0]["end"], run[-1]["end"]
+            assert isinstance(start, datetime)
+            assert isinstance(end, datetime)
+            silence = (end - start).total_seconds()
+            if silence > MIN_SILENCE_S:
+                found.append(_stall(context, run[0], start, end, silence))
+        run = []
+    return found

@@ -1,0 +1,125 @@
+"""Findings that only a replay gives: hidden preemptions, what the slow requests wait for, overload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from logscope.causes import LOST_TO
+from logscope.diagnosis.advice import overloaded
+from logscope.diagnosis.ordering import ordering_finding
+from logscope.diagnosis.replay_answer import ReplayAnswer
+from logscope.evidence.context import Context
+from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
+from logscope.output.terminal.words import duration
+
+__all__ = ["replay_findings"]
+
+MIN_PREEMPTIONS = 2.5
+MIN_SHARE = 0.10
+MIN_MORE = 0.05
+
+
+def replay_findings(
+    context: Context,
+    answer: ReplayAnswer,
+    baseline: Mapping[str, Any] | None,
+    free: Sequence[Mapping[str, Any]],
+) -> list[Finding]:
+    """All findings of one engine's replay. `free` are the figures of the free candidates that were replayed."""
+    found = [*_preemption(context, answer), *_waits(context, answer)]
+    if baseline is not None and overloaded(baseline, free, answer.last_arrival_s):
+        title = (
+            "More work is offered than this server does under any free setting: in each replay it ends"
+            f" at least a quarter later than its last arrival ({len(free)} settings tried)"
+        )
+        found.append(Finding("overload", "critical", "replayed", title))
+    if baseline is not None and answer.sample is not None and answer.config is not None:
+        found += ordering_finding(context.log.facts, answer.sample, answer.config)
+    return found
+
+
+def _preemption(context: Context, answer: ReplayAnswer) -> list[Finding]:
+    low, value, high = answer.preemptions
+    if value < MIN_PREEMPTIONS:
+        return []
+    start, end = seconds(t for s in answer.timeline for t in (s.start, s.end))
+    tokens = (
+        f", {answer.recomputed_tokens:,.0f} tokens computed twice"
+        if answer.recomputed_tokens
+        else ""
+    )
+    title = (
+        f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were evicted when KV blocks ran out"
+        f"{_pause(answer)}"
+    )
+    severity = "critical" if value >= max(3.0, 0.02 * answer.requests) else "warning"
+    return [
+        Finding("kv-preemption", severity, "inferred", title, start, end, _full_windows(context))
+    ]
+
+
+def _pause(answer: ReplayAnswer) -> str:
+    """What a victim's client sees: its longest gap between tokens."""
+    victims = answer.requests_frame.filter(pl.col("preemptions") > 0)
+    if victims.height == 0:
+        return ""
+    pause = victims["preempted_wait"] + victims["recompute"]
+    middle, most = pause.median(), pause.max()
+    if not isinstance(middle, float) or not isinstance(most, float):
+        return ""
+    return f"; it held a victim up for {duration(middle)} (median) to {duration(most)}"
+
+
+def _full_windows(context: Context) -> tuple[Evidence, ...]:
+    if context.windows is None:
+        return ()
+    fullest = context.windows.sort("kv_pct", descending=True, nulls_last=True).head(3).sort("order")
+    return evidence_of(fullest, context.texts)
+
+
+def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
+    """What the slow requests' delay is made of, where a cause has a tenth of their time."""
+    slow = answer.ledger.get("slow_s") or {}
+    total = sum(slow.values())
+    if total <= 0:
+        return []
+    typical = answer.ledger.get("typical_s") or {}
+    usual = sum(typical.values())
+    causes = {
+        "kv-admission-wait": (
+            ("queued_for_kv",),
+            "Slow requests wait for KV blocks before they are admitted",
+        ),
+        "seat-limit": (LOST_TO["seat-limit"], "Slow requests wait for a seat (max_num_seqs)"),
+        "prefill-interference": (
+            LOST_TO["prefill-interference"],
+            "Slow requests are held up by other requests' prefill",
+        ),
+    }
+    found = []
+    for name, (labels, sentence) in causes.items():
+        share = sum(slow.get(label, 0.0) for label in labels) / total
+        common = sum(typical.get(label, 0.0) for label in labels) / usual if usual else 0.0
+        if share < MIN_SHARE or (share < common + MIN_MORE and share < 1 / 3):
+            continue  # as everybody else, and not much
+        title = (
+            f"{sentence}: {share:.0%} of their {total:.1f} s"
+            f" (of a typical request's {usual:.1f} s: {common:.0%})"
+        )
+        evidence = _evidence(context, name)
+        start, end = seconds(s.start for s in answer.spikes)
+        severity = "warning" if share < 1 / 3 else "critical"
+        found.append(Finding(name, severity, "replayed", title, start, end, evidence))
+    return found
+
+
+def _evidence(context: Context, name: str) -> tuple[Evidence, ...]:
+    windows = context.windows
+    if windows is None:
+        return ()
+    column = "prompt_tps" if name == "prefill-interference" else "waiting"
+    best = windows.filter(pl.col(column) > 0).sort(column, descending=True).head(3).sort("order")
+    return evidence_of(best, context.texts)

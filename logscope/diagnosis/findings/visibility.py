@@ -1,0 +1,114 @@
+"""What this log cannot show, and what would show it; and settings that are a risk by themselves."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from logscope.evidence.context import Context
+from logscope.evidence.finding import Finding, evidence_of
+from logscope.server.engines import EngineFacts
+from reference_engine.v1.profile import version_key
+
+__all__ = ["config_risk", "coverage", "unsupported_features"]
+
+
+def coverage(context: Context) -> list[Finding]:
+    """One finding for each thing that is not visible in this log."""
+    log, said = context.log, []
+    if not context.served:
+        return []
+    stats, facts = log.get("stats"), log.facts
+    if (
+        stats is not None
+        and "variant" in stats.columns
+        and stats.filter(pl.col("variant").str.contains("stats_disabled")).height
+    ):
+        text = "Statistics are off because the server has several API servers: start it with --api-server-count 1 to see the queues"
+        return [
+            Finding(
+                "coverage",
+                "warning",
+                "measured",
+                text,
+                evidence=evidence_of(stats, context.texts, 1),
+            )
+        ]
+    if context.windows is None:
+        said.append(
+            "No periodic statistics in this log: running, waiting and KV usage are not visible (start without --disable-log-stats)"
+        )
+    elif (
+        stats is not None
+        and "aggregated" in stats.columns
+        and stats["aggregated"].fill_null(False).any()
+    ):
+        said.append(
+            "Statistics are means over several engines: one full engine is hidden (start without --aggregate-engine-logging)"
+        )
+    if facts.engine == "V1" and context.logged.low is None:
+        said.append(
+            "vLLM V1 logs no preemption: only a replay infers it; /metrics vllm:num_preemptions_total proves it (give a scrape with --metrics)"
+        )
+    key = version_key(facts.version) if facts.version else None
+    if log.get("request") is None:
+        said.append(
+            f"No request lines: arrivals are guessed from access lines and totals ({_more_lines(key, (0, 10, 1), '--enable-log-requests', 'start without --disable-log-requests')})"
+        )
+    if log.get("iteration") is None and (key is None or key >= (0, 14, 0)) and facts.engine != "V0":
+        said.append(
+            f"No iteration lines: single steps are not visible ({_more_lines(key, (0, 14, 0), '--enable-logging-iteration-details')})"
+        )
+    if _serves_by_priority(facts, key) and log.get("iteration") is None:
+        said.append(
+            "This server serves by priority, and a log shows no request's priority: the replay serves first come, first served. Counts and totals"
+            " are near, but who waits, and so the tail, is not known"
+        )
+    return [Finding("coverage", "info", "measured", text) for text in said]
+
+
+def _serves_by_priority(facts: EngineFacts, key: tuple[int, ...] | None) -> bool:
+    """Whether the policy is obeyed: V0 does from 0.6.3 on, V1 from 0.9.2 on."""
+    since = (0, 9, 2) if facts.engine == "V1" else (0, 6, 3)
+    return facts.config.get("policy") == "priority" and (key is None or key >= since)
+
+
+def _more_lines(
+    version: tuple[int, ...] | None, since: tuple[int, ...], flag: str, before: str = ""
+) -> str:
+    """How to see more: a flag where the version has it, else what stands for it; both where the version is not known."""
+    if version is None:
+        older = f", older ones: {before}" if before else ""
+        return f"vLLM {'.'.join(map(str, since))} and later: start with {flag}{older}"
+    return f"start with {flag}" if version >= since else before
+
+
+def unsupported_features(context: Context) -> list[Finding]:
+    """What the reference engine does not model and this server uses."""
+    facts = context.log.facts
+    then = "nothing is replayed" if facts.declined else "its bounds are wider"
+    return [
+        Finding(
+            "unsupported-feature",
+            "warning",
+            "measured",
+            f"The replay does not model {name}: {then}",
+            facts={"feature": name},
+        )
+        for name in facts.unsupported
+    ]
+
+
+def config_risk(context: Context) -> list[Finding]:
+    """Settings that hurt by themselves in this version."""
+    facts, found = context.log.facts, []
+    key = version_key(facts.version) if facts.version else None
+    if facts.config.get("policy") == "priority" and facts.engine == "V1" and key is not None:
+        if key < (0, 9, 2):
+            found.append(
+                "--scheduling-policy priority is silently ignored by vLLM V1 before 0.9.2: requests run first come, first served"
+            )
+        elif key < (0, 11, 1):
+            found.append(
+                "--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (a victim's bookkeeping stays behind): upgrade to 0.11.1 or later"
+            )
+    return [Finding("config-risk", "warning", "measured", text) for text in found]

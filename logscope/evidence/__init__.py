@@ -1,0 +1,1 @@
+"""What the log itself proves: statistics windows, preemptions, findings and the lines that show them."""

@@ -1,1 +1,0 @@
-"""Many servers at once: their logs read and replayed in parallel, and what is said of them side by side."""

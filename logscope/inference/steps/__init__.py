@@ -1,0 +1,1 @@
+"""The inference from logs with one line a step: an exact account."""

@@ -1,0 +1,146 @@
+"""What a log says of each engine step, as arrays in the order of the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from logscope.inference.steps.clock import Floats, Ints, end_times
+
+__all__ = ["Steps", "read_steps", "seconds_of"]
+
+_MOST_REQUESTS = 1 << 16  # in one step
+_MOST_TOKENS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One row a step. Lengths in tokens, times in seconds since 1970 on the log's own clock.
+
+    `context`/`generation`: requests that got prefill and other tokens, `context_tokens`/`generation_tokens` how many;
+    `used`: KV blocks in use after the step (NaN where the line does not say), known to `used_error` blocks;
+    `lost`: steps between the one before and this one whose lines are missing.
+    """
+
+    number: Ints
+    order: Ints
+    line: Ints
+    context: Ints
+    context_tokens: Ints
+    generation: Ints
+    generation_tokens: Ints
+    elapsed: Floats
+    end: Floats
+    used: Floats
+    used_error: float
+    lost: Ints
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def part(self, stop: int) -> Steps:
+        """The first `stop` steps."""
+        return replace(
+            self,
+            **{
+                name: getattr(self, name)[:stop]
+                for name in self.__dataclass_fields__
+                if name != "used_error"
+            },
+        )
+
+    @property
+    def requests(self) -> Ints:
+        """Scheduled requests of each step."""
+        return self.context + self.generation
+
+    @property
+    def tokens(self) -> Ints:
+        """Scheduled tokens of each step."""
+        return self.context_tokens + self.generation_tokens
+
+    @property
+    def excess(self) -> Ints:
+        """Generation tokens beyond one a request: the first model runner's recomputation."""
+        beyond: Ints = np.maximum(self.generation_tokens - self.generation, 0)
+        return beyond
+
+    @property
+    def start(self) -> Floats:
+        """When each step began, at the earliest when the one before it ended."""
+        begin = self.end - self.elapsed
+        begin[1:] = np.maximum(begin[1:], self.end[:-1])
+        return begin
+
+
+def seconds_of(frame: pl.DataFrame) -> Floats:
+    """The envelope's clock where it is finer than a second and complete, else the record's own."""
+    own = frame["at"].dt.epoch("us").cast(pl.Float64).to_numpy() / 1e6
+    outer = frame["outer_time"].dt.epoch("us").cast(pl.Float64).to_numpy() / 1e6
+    known = ~np.isnan(outer)
+    if not len(outer) or not known.all() or not np.mean(outer != np.floor(outer)) > 0.5:
+        return np.asarray(own, dtype=np.float64)
+    both = ~np.isnan(own)
+    zone = np.round(np.median((own - outer)[both]) / 900.0) * 900.0 if both.any() else 0.0
+    return np.asarray(outer + zone, dtype=np.float64)
+
+
+def read_steps(frame: pl.DataFrame, usable_blocks: int | None) -> Steps:
+    """The steps of one engine's iteration frame; `usable_blocks` is the pool without the null block.
+
+    A line with counts that no server reaches is damaged: it counts as missing.
+    """
+    frame = (
+        frame.filter(
+            pl.col("context_requests").is_between(0, _MOST_REQUESTS)
+            & pl.col("generation_requests").is_between(0, _MOST_REQUESTS)
+            & pl.col("context_tokens").is_between(0, _MOST_TOKENS)
+            & pl.col("generation_tokens").is_between(0, _MOST_TOKENS)
+        )
+        .filter(
+            ~pl.col("dummy").fill_null(False)
+            & (pl.col("context_requests") + pl.col("generation_requests") > 0)
+        )
+        .sort("order")
+    )
+    column = {
+        name: frame[name].cast(pl.Int64).to_numpy().astype(np.int64)
+        for name in (
+            "context_requests",
+            "context_tokens",
+            "generation_requests",
+            "generation_tokens",
+        )
+    }
+    elapsed = frame["elapsed_ms"].to_numpy().astype(np.float64) / 1e3
+    number = frame["iteration"].to_numpy().astype(np.int64)
+    stamps = _forward_filled(seconds_of(frame))
+    end = end_times(stamps, elapsed, column["generation_requests"] == 0)
+    share = frame["gpu_kv_cache_usage_pct"].cast(pl.Float64).to_numpy() / 100.0
+    blocks = float(usable_blocks or 0) or np.nan
+    lost = np.maximum(np.diff(number, prepend=number[:1] - 1) - 1, 0)
+    lost[lost > 100_000] = 0
+    return Steps(
+        number=number,
+        order=frame["order"].to_numpy().astype(np.int64),
+        line=frame["line"].to_numpy().astype(np.int64),
+        context=column["context_requests"],
+        context_tokens=column["context_tokens"],
+        generation=column["generation_requests"],
+        generation_tokens=column["generation_tokens"],
+        elapsed=elapsed,
+        end=end,
+        used=np.asarray(share * blocks, dtype=np.float64),
+        used_error=0.0005 * blocks + 0.01 if blocks == blocks else np.inf,
+        lost=lost,
+    )
+
+
+def _forward_filled(seconds: Floats) -> Floats:
+    known = ~np.isnan(seconds)
+    if known.all() or not known.any():
+        return np.nan_to_num(seconds)
+    index = np.maximum.accumulate(np.where(known, np.arange(len(seconds)), -1))
+    return seconds[np.where(index < 0, int(np.argmax(known)), index)]

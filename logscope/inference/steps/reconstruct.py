@@ -1,0 +1,351 @@
+"""An exact account from logs with one line a step: `reconstruct` and its `Reconstruction`.
+
+The steps say what the scheduler did; no replay has to guess it. What comes out has the shape of a finished replay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+import numpy as np
+import polars as pl
+
+from logscope.evidence.preemptions import Stretch
+from logscope.inference.steps.arrivals import Arrivals, guessed, read_arrivals, timed
+from logscope.inference.steps.iteration_fit import fit_of_steps
+from logscope.inference.steps.iteration_history import Rules, Track
+from logscope.inference.steps.load import evicted_waiting
+from logscope.inference.steps.observed import Steps, read_steps
+from logscope.inference.steps.records import Story, stalled_steps, tell
+from logscope.inference.steps.track import track
+from logscope.inference.workloads import Workload
+from logscope.server.engines import EngineFacts, engine_config
+from reference_engine.cost.step_time_part import LinearStepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.workload import Request
+from reference_engine.replay.results import ReplayResult
+
+__all__ = ["Reconstruction", "reconstruct"]
+
+_WINDOW_S = 10
+_WIDEST = 0.14  # of the count, on each side
+_MARGIN = 0.03  # of the count; the bounds allow for this even where every step is explained
+_FLIP = 2.0  # of cost, by which other rules than the log's must be better
+_BADLY = 6.0  # of cost a request: the rules explain nothing any more
+_ENOUGH = 150  # changes in the steps by which the rules are chosen
+_OFTEN = (
+    5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
+)
+# accounts that are followed at a time: so many changes times accounts, and bounds
+_WORK, _FEWEST, _MOST = 24_000, 3, 12
+_FAIR = 0.5
+_COVERED = 0.85
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What the steps of one engine say. Times of `result`, `workload` and `sample` are seconds from `epoch` (record's clock, no zone).
+
+    `result`: records with ledgers, gaps and steps, as a replay gives them; `preemptions`: low, value, high; `evictions`: when each
+    happened; `timeline`: windows with their counts; `step_time`: measured step by step, with its median relative `step_time_error`;
+    `fit`: running, waiting, kv_usage, generation against the statistics lines (None: nothing to compare); `explained`: how well the
+    scheduler's rules explain the steps, 0..1; `coverage`: share of the tokens of the statistics lines that the steps hold (None: no such
+    lines); `known_arrivals`: whether the log shows when requests came, else they are placed by the numbers of waiting ones.
+    `workload`: the requests; `sample`: the same with the machine's speed in each window and its stalls; `config`: what replays them.
+    """
+
+    epoch: datetime
+    result: ReplayResult
+    preemptions: tuple[float, float, float]
+    evictions: tuple[datetime, ...]
+    timeline: tuple[Stretch, ...]
+    recomputed_tokens: int
+    step_time: LinearStepTime
+    step_time_error: float
+    fit: Mapping[str, float | None]
+    explained: float
+    coverage: float | None
+    known_arrivals: bool
+    workload: tuple[Request, ...]
+    sample: Workload
+    config: EngineConfig
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it should stand instead of an inference from replays."""
+        return self.explained >= _FAIR and (self.coverage is None or self.coverage >= _COVERED)
+
+
+def reconstruct(
+    frames: Mapping[str, pl.DataFrame],
+    facts: EngineFacts,
+    *,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> Reconstruction | None:
+    """Account for every step of one engine.
+
+    Args:
+        frames: the engine's frames.
+        facts: who it is.
+        seed: decides only where nothing in the log does (who finished, without limits and KV usage).
+        progress: is told the share that is done, 0..1.
+
+    Returns:
+        None where there are no iteration lines, or the size of the KV cache is not known.
+    """
+    config = engine_config(facts)
+    frame = frames.get("iteration")
+    if config is None or frame is None or config.engine != "vllm-v1":
+        return None
+    steps = read_steps(frame, config.num_blocks - 1)
+    if len(steps) < 2:
+        return None
+    stats = frames.get("stats")
+    arrivals = read_arrivals(frames, steps, _engines(facts))
+    found, rules = _best_track(steps, arrivals, config, _hit_rate(stats), seed, progress)
+    arrivals = _placed(found, arrivals, steps, stats)
+    prompts = [max(1, round(h.prompt)) for h in found.histories]
+    hits = _hits(stats, prompts) if config.enable_prefix_caching else 0
+    story = tell(found, steps, arrivals, rules, prompts, hits)
+    if progress is not None:
+        progress(1.0)
+    return _answer(found, steps, arrivals, rules, story, stats, config, hits)
+
+
+def _engines(facts: EngineFacts) -> int:
+    """How many engines share the server's requests."""
+    said = facts.more.get("data_parallel_size")
+    return max(said if isinstance(said, int) else 1, facts.engine_index + 1)
+
+
+def _answer(
+    found: Track,
+    steps: Steps,
+    arrivals: Arrivals,
+    rules: Rules,
+    story: Story,
+    stats: pl.DataFrame | None,
+    config: EngineConfig,
+    hits: int,
+) -> Reconstruction:
+    explained = max(0.0, 1.0 - found.cost / max(1.0, _BADLY * len(found.histories)))
+    ahead = int(rules.asynchronous)  # a step is scheduled while the one before it runs
+    evicted = [max(0, k - ahead) for k, _ in found.evictions]
+    times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k in evicted]
+    fit, coverage = fit_of_steps(stats, story, steps, config)
+    certain = rules.exact_limits or (len(arrivals) > 0 and bool(arrivals.exact.all()))
+    sample = _sample(story, hits, config)
+    result = ReplayResult(config, story.records, story.gaps, story.log)
+    return Reconstruction(
+        epoch=_naive(story.epoch),
+        result=result,
+        preemptions=_bounds(found, len(steps), explained, certain),
+        evictions=tuple(times),
+        timeline=_timeline(times),
+        recomputed_tokens=_recomputed(found, steps, rules, story),
+        step_time=story.calibration.linear,
+        step_time_error=story.calibration.error,
+        fit=fit,
+        explained=explained,
+        coverage=coverage,
+        known_arrivals=arrivals.known,
+        workload=sample.requests,
+        sample=sample,
+        config=replace(config, async_scheduling=False, enable_prefix_caching=hits > 0),
+    )
+
+
+def _hit_rate(stats: pl.DataFrame | None) -> float:
+    """The last prefix cache hit rate that the statistics lines show, 0..1."""
+    if stats is None or "prefix_cache_hit_rate_pct" not in stats.columns:
+        return 0.0
+    rates = stats.sort("order")["prefix_cache_hit_rate_pct"].drop_nulls().to_list()
+    return float(rates[-1]) / 100 if rates else 0.0
+
+
+def _rules(config: EngineConfig, hit_rate: float, steps: Steps) -> Rules:
+    return Rules(
+        budget=_budget(config, steps),
+        seats=max(config.max_num_seqs, int(steps.requests.max())),
+        usable=config.num_blocks - 1,
+        block_size=config.block_size,
+        threshold=config.long_prefill_token_threshold,
+        caching=config.enable_prefix_caching,
+        asynchronous=config.async_scheduling,
+        watermark=int((config.watermark or 0.0) * config.num_blocks),
+        shared=config.enable_prefix_caching and hit_rate > 0.05,
+        priority=config.policy == "priority",
+    )
+
+
+def _budget(config: EngineConfig, steps: Steps) -> int:
+    """The token budget: as configured, unless the steps themselves show another."""
+    most = int(steps.tokens[steps.context > 0].max(initial=0))
+    at = np.flatnonzero((steps.tokens == most) & (steps.context > 0))
+    at = at[at + 1 < len(steps)]
+    # a prompt that the budget cut goes on in the next step
+    cut = len(at) >= _OFTEN and np.mean(steps.context[at + 1] > 0) > 0.9
+    if most > config.max_num_batched_tokens or cut:
+        return most
+    return config.max_num_batched_tokens
+
+
+def _best_track(
+    steps: Steps,
+    arrivals: Arrivals,
+    config: EngineConfig,
+    hit_rate: float,
+    seed: int,
+    progress: Callable[[float], None] | None,
+) -> tuple[Track, Rules]:
+    """The account that goes least against the rules, over what the log leaves open: the model runner, and what ends a request."""
+    first = _rules(config, hit_rate, steps)
+    usage = bool(np.isfinite(steps.used).any())
+    bounds = (False, True) if arrivals.limit.any() and not arrivals.exact.all() else (False,)
+    # lines without KV usage are older than the second model runner; its usage figure tells the asynchronous scheduler's
+    ways = [
+        replace(first, asynchronous=a, exact_limits=e, resumed_as_context=c)
+        for a in ((first.asynchronous, not first.asynchronous) if usage else (first.asynchronous,))
+        for e in bounds
+        for c in ((False, True) if usage else (False,))
+    ]
+    sample = _telling_part(steps, first.usable)
+    tried: list[tuple[float, int]] = []
+    for index, rules in enumerate(ways):
+        quick = track(sample, arrivals, rules, seed, kept=2)
+        tried.append((quick.cost + (_FLIP if index else 0.0), index))
+        if progress is not None:
+            progress(0.5 * (index + 1) / len(ways))
+        if quick.cost == 0:
+            break
+    best = ways[min(tried)[1]]
+    changes = int(((steps.context > 0) | (steps.excess > 0)).sum())
+    # by priority there are many more accounts of each change
+    most = _MOST * 2 // 3 if first.priority else _MOST
+    work = changes * (1.0 + float(steps.requests.mean()) / 15.0)
+    kept = int(np.clip(_WORK / max(1.0, work), _FEWEST, most))
+    return track(steps, arrivals, best, seed, kept), best
+
+
+def _telling_part(steps: Steps, usable: int) -> Steps:
+    """The steps from the first on that suffice to tell rules apart: some changes, and some under pressure if there is any."""
+    changes = np.cumsum((steps.context > 0) | (steps.excess > 0))
+    pressed = np.flatnonzero((steps.used > 0.97 * usable) | (steps.excess > 0))
+    since = int(changes[pressed[0]]) if len(pressed) else 0
+    return steps.part(int(np.searchsorted(changes, since + _ENOUGH)) + 1)
+
+
+def _placed(found: Track, arrivals: Arrivals, steps: Steps, stats: pl.DataFrame | None) -> Arrivals:
+    """The arrivals with their times."""
+    admitted = np.full(len(arrivals), -1, dtype=np.int64)
+    for history in found.histories:
+        if history.request >= 0 and history.spans:
+            admitted[history.request] = history.spans[0].first
+    if arrivals.known:
+        return timed(arrivals, steps, admitted)
+    admitted = admitted[admitted >= 0]
+    return guessed(arrivals, steps, admitted, evicted_waiting(found, len(steps)), stats)
+
+
+def _bounds(
+    found: Track, count: int, explained: float, certain_ends: bool
+) -> tuple[float, float, float]:
+    """Low, value, high: what other accounts say, what missing lines may hide, and a margin.
+
+    The margin grows with what the rules do not explain, and where nothing foretells when requests end.
+    """
+    value = float(len(found.evictions))
+    share = _MARGIN + 0.2 * (1.0 - explained) + (0.0 if certain_ends else 0.06)
+    margin = max(1.0, min(_WIDEST, share) * value) if value else 0.0
+    low = max(0.0, min(value, found.low) - margin)
+    high = max(value, found.high) + margin + value * found.blind_steps / max(1, count)
+    return float(np.floor(low)), value, float(np.ceil(high))
+
+
+def _timeline(times: list[datetime]) -> tuple[Stretch, ...]:
+    """Windows of ten whole seconds in which somebody was evicted."""
+    counts = Counter(int(_seconds(t) // _WINDOW_S) for t in times)
+    return tuple(
+        Stretch(_naive(w * _WINDOW_S), _naive((w + 1) * _WINDOW_S), float(n))
+        for w, n in sorted(counts.items())
+    )
+
+
+def _seconds(time: datetime) -> float:
+    return time.replace(tzinfo=timezone.utc).timestamp()
+
+
+def _naive(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc).replace(tzinfo=None)
+
+
+def _recomputed(found: Track, steps: Steps, rules: Rules, story: Story) -> int:
+    """The first model runner's excess is exact; prompts that were cut short, and all of the second's, go by lengths."""
+    if rules.resumed_as_context:
+        return round(story.recomputed * _not_cached(found, steps))
+    return int(steps.excess.sum()) + round(sum(h.redone for h in found.histories))
+
+
+def _not_cached(found: Track, steps: Steps) -> float:
+    """Share of the tokens of resumed requests that had to be computed, by the steps that brought nothing else as context."""
+    again = np.zeros(len(steps))
+    first = np.zeros(len(steps), dtype=np.bool_)
+    for history in found.histories:
+        out = 0
+        for span in history.spans:
+            if span.kind == "recompute":
+                again[span.first] += history.prompt + out
+            elif span.kind == "prefill":
+                first[span.first : span.last + 1] = True
+            out += span.last - span.first + 1 if span.kind == "decode" else 1
+    alone = (again > 0) & ~first
+    expected = float(again[alone].sum())
+    return min(1.0, float(steps.context_tokens[alone].sum()) / expected) if expected else 1.0
+
+
+def _hits(stats: pl.DataFrame | None, prompts: list[int]) -> int:
+    """Tokens of a prompt that the cache held, on the average: the hit rate is over all tokens that were looked up."""
+    rate = _hit_rate(stats)
+    computed = np.mean(prompts or [0])
+    return round(float(rate / max(1.0 - rate, 0.02) * computed)) if rate > 0.02 else 0
+
+
+def _sample(story: Story, hits: int, config: EngineConfig) -> Workload:
+    """The requests as seen, with the speed of the machine in each window; single steps that stalled stand apart."""
+    length = (story.end - story.begin) / 1e9
+    stalled = stalled_steps(story.begin, story.end, story.predicted)
+    ends = tuple(np.arange(_WINDOW_S, float(story.end[-1]) / 1e9, _WINDOW_S).tolist())
+    window = np.searchsorted(np.array(ends), story.begin / 1e9, side="right")
+    speeds, speed = [], 1.0
+    for i in range(len(ends) + 1):
+        inside = (window == i) & ~stalled
+        expected = float(story.predicted[inside].sum())
+        if expected > 0.5:
+            speed = float(np.clip(length[inside].sum() / expected, 0.3, 3.0))
+        speeds.append(speed)
+    stalls = [_stall(story, int(k)) for k in np.flatnonzero(stalled)]
+    # whole blocks, as the cache holds nothing else
+    head = hits // config.block_size * config.block_size
+    requests = sorted(
+        (_sharing(r.request, head) for r in story.records), key=lambda r: (r.arrival_s, str(r.id))
+    )
+    return Workload(tuple(requests), story.calibration.model, ends, tuple(speeds), tuple(stalls))
+
+
+def _stall(story: Story, step: int) -> tuple[float, float]:
+    """Start and end of a step that stalled; it begins with the request that woke an idle engine."""
+    begin = int(story.begin[step])
+    woke = [r.arrival for r in story.records if 0 <= begin - r.arrival < 20_000_000]
+    return min([begin, *woke]) / 1e9, float(story.end[step]) / 1e9
+
+
+def _sharing(request: Request, head: int) -> Request:
+    """A request whose prompt begins with what the cache holds."""
+    if not head or head >= request.prompt_tokens:
+        return request
+    own = request.prompt_tokens - head
+    return replace(request, prompt=(("head", head), (f"own{request.id}", own)))

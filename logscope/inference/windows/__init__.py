@@ -1,0 +1,1 @@
+"""The inference from statistics lines: a particle filter over replays."""

@@ -1,0 +1,318 @@
+"""What a log says of one engine's load: statistics windows, arrivals with their bounds, and how outputs are known.
+
+`observe` reads the frames; `Observations`, `Window` and `Arrival` are what it finds. All times are seconds on one clock
+that starts at `Observations.epoch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import polars as pl
+
+from logscope.inference.windows.log_clock import LogClock, Mark
+
+__all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe"]
+
+Row = dict[str, Any]
+
+ENDPOINTS = (
+    "completions",
+    "responses",
+    "generate",
+    "messages",
+    "invocations",
+    "transcriptions",
+)
+
+
+_SHORTEST = 4.0  # seconds of a window; shorter ones hold too few steps to tell anything
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time between two statistics lines. Times in seconds, `kv_usage` 0..1, None where the line lacks a figure.
+
+    `prompt_tokens` and `generated_tokens` are the line's throughputs times its interval; the gauges stand for the
+    last step that ended before `end`.
+    """
+
+    start: float
+    end: float
+    running: int
+    waiting: int
+    prompt_tokens: float | None = None
+    generated_tokens: float | None = None
+    kv_usage: float | None = None
+    hit_rate: float | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request's receipt lies in `low` .. `high` (seconds), after those of the arrivals before it.
+
+    Lengths in tokens, None where the log does not tell: `max_tokens` is what was asked for, `output_tokens` what is
+    known for certain, `prompt_chars` the printed prompt's length. `abort` is when the client went away.
+    """
+
+    low: float
+    high: float
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_chars: int | None = None
+    abort: float | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """One engine's load as its log shows it. `level`: "requests" or "statistics" (arrivals from access lines only)."""
+
+    epoch: datetime
+    windows: tuple[Window, ...]
+    arrivals: tuple[Arrival, ...]
+    level: str
+    end: float
+
+    def time(self, seconds: float) -> datetime:
+        """A moment of the inference's clock as the log would print it."""
+        return self.epoch + timedelta(seconds=seconds)
+
+
+def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Observations | None:
+    """Read one engine's frames; None where there are no statistics lines or no requests at all.
+
+    `engines_in_run`: arrivals are shared with so many engines (the caller deals with that).
+    """
+    stats = _stats_rows(frames)
+    if not stats:
+        return None
+    received = _received_rows(frames)
+    accesses = _access_rows(frames)
+    rows, level = (received, "requests") if received else (accesses, "statistics")
+    if not rows:
+        return None
+    clock = LogClock.of(stats, [*received, *accesses], _probe_rows(frames))
+    windows = _merged(_windows(stats, clock))
+    marks = [clock.mark(row) for row in rows]
+    arrivals = _in_order(
+        [
+            _arrival(row, mark)
+            for row, mark in zip(rows, marks, strict=True)
+            for _ in range(_copies(row))
+        ]
+    )
+    if level == "statistics":
+        arrivals = _if_answered_whole(arrivals, windows)
+    arrivals = _with_aborts(arrivals, frames, clock)
+    end = max([windows[-1].end, *(a.high for a in arrivals)])
+    return Observations(clock.epoch, tuple(windows), tuple(arrivals), level, end)
+
+
+_PLACE = ("order", "line", "time", "outer_time", "at", "variant")
+_STATS = (
+    "running",
+    "waiting",
+    "swapped",
+    "aggregated",
+    "prompt_throughput",
+    "generation_throughput",
+    "gpu_kv_cache_usage_pct",
+    "prefix_cache_hit_rate_pct",
+)
+_REQUEST = (
+    "request_id",
+    "request_ids",
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "num_prompt_token_ids",
+    "prompt_chars",
+)
+_ACCESS = ("method", "path", "status")
+
+
+def _rows(
+    frame: pl.DataFrame | None, columns: Sequence[str], variants: Sequence[str] = ()
+) -> list[Row]:
+    """Rows in the order of the log; only what is needed, as a day's log has hundreds of thousands."""
+    if frame is None:
+        return []
+    if variants:
+        frame = frame.filter(pl.col("variant").is_in(variants))
+    return frame.select(*_PLACE, *columns).sort("order").rows(named=True)
+
+
+def _stats_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
+    rows = [
+        row
+        for row in _rows(frames.get("stats"), _STATS)
+        if row["running"] is not None and row["at"] is not None
+    ]
+    return [row for row in rows if not row["aggregated"]] or rows
+
+
+def _received_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
+    for variant in ("received", "added"):
+        rows = _rows(frames.get("request"), _REQUEST, (variant,))
+        found = [r for r in rows if r["at"] is not None]
+        if found:
+            return found
+    return []
+
+
+def _access_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
+    """Answered calls of an endpoint that generates."""
+    return [
+        row
+        for row in _rows(frames.get("http"), _ACCESS, ("access",))
+        if row["method"] == "POST"
+        and row["status"] == 200
+        and (row["path"] or "").partition("?")[0].rstrip("/").rpartition("/")[2] in ENDPOINTS
+    ]
+
+
+def _probe_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
+    """Health checks and scrapes: where they are regular, they are a clock."""
+    return [
+        row for row in _rows(frames.get("http"), _ACCESS, ("access",)) if row["method"] == "GET"
+    ]
+
+
+def _copies(row: Row) -> int:
+    """A request with `n` > 1 is so many sequences."""
+    return max(1, min(int(row.get("n") or 1), 64))
+
+
+def _windows(stats: Sequence[Row], clock: LogClock) -> list[Window]:
+    windows = []
+    previous: float | None = None
+    for row in stats:
+        end = clock.stats_time(row)
+        interval = clock.interval(previous, end, continuous=row["variant"].startswith("v0_"))
+        if interval <= 0:
+            continue
+        usage, hits = row["gpu_kv_cache_usage_pct"], row["prefix_cache_hit_rate_pct"]
+        windows.append(
+            Window(
+                start=end - interval,
+                end=end,
+                running=row["running"] + (row.get("swapped") or 0),
+                waiting=(row["waiting"] or 0),
+                prompt_tokens=_tokens(row["prompt_throughput"], interval),
+                generated_tokens=_tokens(row["generation_throughput"], interval),
+                kv_usage=None if usage is None else usage / 100.0,
+                hit_rate=None if hits is None else hits / 100.0,
+                line=row["line"],
+            )
+        )
+        previous = end
+    return windows
+
+
+def _merged(windows: list[Window]) -> list[Window]:
+    """Join windows that are shorter than `_SHORTEST`: tokens add up, the gauges are the last one's."""
+    out: list[Window] = []
+    for window in windows:
+        last = out[-1] if out else None
+        if (
+            last is not None
+            and last.end - last.start < _SHORTEST - 0.1
+            and window.start - last.end < 0.5
+        ):
+            out[-1] = replace(
+                window,
+                start=last.start,
+                prompt_tokens=_sum(last.prompt_tokens, window.prompt_tokens),
+                generated_tokens=_sum(last.generated_tokens, window.generated_tokens),
+            )
+        else:
+            out.append(window)
+    return out
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
+
+
+def _tokens(rate: float | None, interval: float) -> float | None:
+    return None if rate is None else rate * interval
+
+
+def _arrival(row: Row, mark: Mark) -> Arrival:
+    known = row.get("max_tokens") if row.get("ignore_eos") else None
+    least, most = row.get("min_tokens"), row.get("max_tokens")
+    if known is None and least and least == most:
+        known = most
+    return Arrival(
+        low=mark.low,
+        high=mark.high,
+        prompt_tokens=row.get("num_prompt_token_ids") or None,
+        max_tokens=most,
+        output_tokens=known,
+        prompt_chars=row.get("prompt_chars"),
+        label=row.get("request_id"),
+    )
+
+
+def _in_order(arrivals: list[Arrival]) -> list[Arrival]:
+    """Tighten the bounds by the order of the lines: nobody before its predecessor, nobody after its successor."""
+    low = float("-inf")
+    for i, a in enumerate(arrivals):
+        low = max(low, a.low)
+        arrivals[i] = replace(a, low=low, high=max(a.high, low))
+    high = float("inf")
+    for i in range(len(arrivals) - 1, -1, -1):
+        a = arrivals[i]
+        high = min(high, a.high)
+        arrivals[i] = replace(a, high=max(high, a.low))
+    return arrivals
+
+
+def _if_answered_whole(arrivals: list[Arrival], windows: Sequence[Window]) -> list[Arrival]:
+    """Access lines of answers that are not streamed stand at a request's end: then only the windows tell arrivals.
+
+    Were the lines arrivals, as many less those present must have ended, a number that never falls.
+    """
+    counts = [sum(a.high <= w.end for a in arrivals) for w in windows]
+    ended = [n - w.running - w.waiting for n, w in zip(counts, windows, strict=True)]
+    falls = sum(max(0, a - b) for a, b in pairwise([0, *ended]))
+    if falls <= max(3.0, 0.05 * len(arrivals)):
+        return arrivals
+    out: list[Arrival] = []
+    before = 0
+    for n, window in zip(counts, windows, strict=True):
+        present = n + window.running + window.waiting
+        new = max(0, present - before)
+        out += [Arrival(window.start, window.end)] * new
+        before += new
+    return out
+
+
+def _with_aborts(
+    arrivals: list[Arrival], frames: Mapping[str, pl.DataFrame], clock: LogClock
+) -> list[Arrival]:
+    """Note when a client went away; ids of the engine carry a suffix that the front end's lack."""
+    times: dict[str, float] = {}
+    for row in _rows(frames.get("request"), _REQUEST, ("aborted", "req_aborted")):
+        if row["at"] is not None:
+            mark = clock.mark(row)
+            for name in [row["request_id"], *(row["request_ids"] or [])]:
+                if name:
+                    times[name] = (mark.low + mark.high) / 2
+    if not times:
+        return arrivals
+    shortened = {name.rpartition("-")[0]: t for name, t in times.items()}
+    return [
+        a
+        if a.label is None or (t := times.get(a.label, shortened.get(a.label))) is None
+        else replace(a, abort=max(t, a.high))
+        for a in arrivals
+    ]

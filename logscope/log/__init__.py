@@ -1,0 +1,1 @@
+"""A log of any size as frames: read once, on a fleet, or again and again."""

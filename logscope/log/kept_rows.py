@@ -1,0 +1,132 @@
+"""Few rows that stand for many: of a large family, those by which the findings tell what all its rows would tell them.
+
+Kept are the first and last of each kind of row (whose it is, where it stands, what it shows of unsupported features), those with the
+earliest and latest time, and those behind which no later time comes. Health probes are counted between statistics lines: the first
+of them stays, and its `repeated` is their number (0 in rows that are kept for another reason).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from logscope.diagnosis.findings.broken import PROBE_PATHS
+from logscope.server.unsupported import GRAMMAR, POOLING_PATHS
+
+__all__ = ["LARGE_FAMILIES", "marked", "thinned"]
+
+LARGE_FAMILIES = ("request", "http", "iteration")
+"""The families with a row for each request or step; all others have few."""
+
+MARK = "_mark"
+_KIND = (
+    *("server", "run", "engine_index", "source", "host", "unit", "pod", "container"),
+    *("stream", "level", "variant"),
+)
+_UNUSED = {
+    "http": ("client", "address", "event", "extra"),
+    "request": ("prompt", "output", "extra"),
+}
+_BEAM, _POOLING = "BeamSearchParams(", "PoolingParams("
+
+Orders = NDArray[np.int64]
+
+
+def marked(frame: pl.DataFrame, stats: Orders) -> pl.DataFrame:
+    """The frame with the `order` of the last statistics line before each row, -1 where there is none (column `_mark`)."""
+    orders = frame["order"].to_numpy()
+    before = np.searchsorted(stats, orders, side="right") - 1
+    marks = np.where(before >= 0, stats[np.maximum(before, 0)], -1) if len(stats) else before
+    return frame.with_columns(pl.Series(MARK, marks, dtype=pl.Int64))
+
+
+def thinned(family: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows that stand for a frame of a large family (of `http`: one that was `marked`), in its order.
+
+    Frames that were thinned and put together can be thinned again.
+    """
+    frame = frame.sort("order") if not frame["order"].is_sorted() else frame
+    row = pl.int_range(pl.len(), dtype=pl.Int64).alias("_row")
+    rows = frame.with_columns(row, *_signs(family))
+    kept = _of_each_kind(rows, [*_KIND, *(n for n in rows.columns if n.startswith("_sign"))])
+    kept |= _without_later(rows)
+    if family == "http":
+        return _with_counts(rows, kept, frame.columns)
+    return _light(family, frame[sorted(kept)])
+
+
+def _signs(family: str) -> list[pl.Expr]:
+    """What `logscope.server.unsupported` looks for in single rows, and the device (`logscope.server.engines`)."""
+    if family == "request":
+        params = pl.col("params")
+        signs = [
+            pl.col("lora_request").is_not_null(),
+            pl.col("n") > 1,
+            params.str.starts_with(_BEAM),
+            params.str.starts_with(_POOLING),
+            params.str.contains(GRAMMAR),
+        ]
+    elif family == "http":
+        last = pl.col("path").str.split("?").list.first().str.split("/").list.last()
+        signs = [(pl.col("status") == 200) & last.is_in(POOLING_PATHS)]
+    else:
+        signs = [pl.col("device")]
+    return [sign.alias(f"_sign{i}") for i, sign in enumerate(signs)]
+
+
+def _of_each_kind(rows: pl.DataFrame, kind: list[str]) -> set[int]:
+    row = pl.col("_row")
+    empty = dict(zip(rows.columns, rows.null_count().row(0), strict=True))
+    by = [name for name in kind if empty[name] < rows.height] or ["server"]
+    picks = [row.first().alias("first"), row.last().alias("last")]
+    for name in ("at", "outer_time"):
+        if empty[name] < rows.height:
+            picks.append(row.get(pl.col(name).arg_min()).alias(f"least_{name}"))
+            picks.append(row.get(pl.col(name).arg_max()).alias(f"most_{name}"))
+    found = rows.group_by(by).agg(picks).drop(by)
+    return {int(i) for column in found.get_columns() for i in column.drop_nulls().to_list()}
+
+
+def _without_later(rows: pl.DataFrame) -> set[int]:
+    """The rows after which no time as late comes in the same start of a server."""
+    if rows["time"].null_count() == rows.height:
+        return set()
+    latest = pl.col("time").reverse().cum_max().forward_fill().reverse().shift(-1)
+    last = rows.select(
+        "_row",
+        "time",
+        later=latest.over("server", "run"),
+    )
+    kept = last.filter(
+        pl.col("time").is_not_null()
+        & (pl.col("later").is_null() | (pl.col("time") > pl.col("later")))
+    )
+    return set(kept["_row"].to_list())
+
+
+def _with_counts(rows: pl.DataFrame, kept: set[int], columns: list[str]) -> pl.DataFrame:
+    is_probe = pl.col("path").is_in(PROBE_PATHS)
+    counts = (
+        rows.filter(is_probe)
+        .group_by("server", "run", "path", MARK)
+        .agg(pl.col("_row").first(), pl.col("repeated").sum().alias("_many"))
+        .select("_row", "_many")
+    )
+    chosen = pl.concat(
+        (pl.Series("_row", sorted(kept), dtype=pl.Int64).to_frame(), counts.select("_row"))
+    )
+    found = rows.join(chosen.unique(), on="_row", how="semi").join(counts, on="_row", how="left")
+    many = pl.when(is_probe).then(pl.col("_many").fill_null(0)).otherwise(pl.col("repeated"))
+    return _light("http", found.with_columns(many.cast(pl.Int32).alias("repeated")).select(columns))
+
+
+def _light(family: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """Without what no finding looks at, and with texts of its own: a row of a block's text would keep the whole block."""
+    schema = frame.schema
+    unused = [n for n in _UNUSED.get(family, ()) if n in schema]
+    text = [n for n, dtype in schema.items() if dtype == pl.String() and n not in unused]
+    return frame.with_columns(
+        *(pl.lit(None, schema[name]).alias(name) for name in unused),
+        *(pl.concat_str(pl.col(name), pl.lit("")).alias(name) for name in text),
+    )

@@ -1,0 +1,371 @@
+"""Frames that grow from run to run: `read_with_state` gives what one run over everything would give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from logscope.atomic_files import whole_file
+from logscope.evidence.finding import Evidence
+from logscope.execution.coverage import add_coverage
+from logscope.log.analysis_rows import Wanted
+from logscope.log.frame_files import FrameFiles
+from logscope.log.frames import EVIDENCE_FAMILIES, LogFrames
+from logscope.log.log_span import within_span
+from logscope.log.row_groups import RowGroups
+from logscope.log.span import Span
+from logscope.log.state.large import (
+    Place,
+    large_families,
+    places_in,
+    places_of,
+    thin_frames,
+)
+from logscope.log.state.read_new import SETTLED, News, read_news
+from logscope.log.state.read_state import Entry, Memory, locked
+from logscope.log.stored_rows import Numbers, StoredRows
+from parsers.reading.by_line import MAX_SAMPLES, Keep
+from parsers.reading.columns import Lean
+from parsers.reading.events import Coverage, Event
+from parsers.reading.frames import FrameBuilder
+from parsers.reading.in_bulk.resumed import Bulk
+
+__all__ = ["read_with_state"]
+
+MAX_SEGMENTS = 12
+_ROWS = 50_000
+_TEXTS_A_FRAME = 10_000
+TEXTS, EXCEPTIONS, TAIL = "_texts", "_exceptions", "tail"
+_TEXT_COLUMNS = {"source": pl.String, "line": pl.Int64, "text": pl.String}
+_EXCEPTION_COLUMNS = {
+    "order": pl.Int64,
+    "server": pl.Int32,
+    "run": pl.Int32,
+    **_TEXT_COLUMNS,
+}
+
+Frames = dict[str, pl.DataFrame]
+
+
+class _Collected:
+    """Events of a run as frames, with the lines that may serve as evidence."""
+
+    def __init__(self, builder: FrameBuilder) -> None:
+        self.builder = builder
+        self._texts: list[tuple[str, int, str]] = []
+        self._exceptions: list[tuple[int, int, int, str, int, str]] = []
+        self._done: list[pl.DataFrame] = []
+
+    def add(self, event: Event) -> None:
+        """Take an event, which the builder numbers."""
+        if event.family == "exception":
+            order = self.builder.order
+            self.builder.go_on_from(order + 1)
+            self._exceptions.append(
+                (order, event.server, event.run, event.source, event.line, event.text)
+            )
+            return
+        self.builder.add(event)
+        if event.family in EVIDENCE_FAMILIES and event.text:
+            self.add_text(event.source, event.line, event.text)
+
+    def add_text(self, source: str, line: int, text: str) -> None:
+        """Take a line that may serve as evidence."""
+        self._texts.append((source, line, text))
+        if len(self._texts) >= _TEXTS_A_FRAME:
+            self._done.append(self._text_frame())
+
+    def lines(self) -> Frames:
+        """The lines that may serve as evidence, and the ends of tracebacks."""
+        found: Frames = {}
+        if self._texts or self._done:
+            found[TEXTS] = pl.concat([*self._done, self._text_frame()])
+        if self._exceptions:
+            found[EXCEPTIONS] = pl.DataFrame(
+                self._exceptions, schema=_EXCEPTION_COLUMNS, orient="row"
+            )
+        return found
+
+    def _text_frame(self) -> pl.DataFrame:
+        frame = pl.DataFrame(self._texts, schema=_TEXT_COLUMNS, orient="row")
+        self._texts = []
+        return frame
+
+
+class _Collector:
+    """Takes events: those that are settled, and for each file those of its end."""
+
+    def __init__(self, memory: Memory, settled: FrameBuilder) -> None:
+        self.memory = memory
+        self.settled = _Collected(settled)
+        self.tails: dict[int, _Collected] = {}
+        settled.go_on_from(memory.order)
+        for server, name, last_us in memory.last:
+            settled.set_last(server, name, last_us)
+
+    def take(self, event: Event, entry: Entry, settled: bool) -> None:
+        if settled:
+            self.settled.add(event)
+            return
+        builder, tail = self.settled.builder, self._tail(event, entry)
+        tail.builder.go_on_from(builder.order)
+        tail.add(event)
+        builder.go_on_from(tail.builder.order)
+
+    def bulk(self, entry: Entry) -> Bulk:
+        """Where settled events of a file go that are read many at once."""
+        return Bulk(self.settled.builder, self.settled.add, self.settled.add_text)
+
+    def _tail(self, event: Event, entry: Entry) -> _Collected:
+        found = self.tails.get(entry.id)
+        if found is None:
+            found = self.tails[entry.id] = _Collected(FrameBuilder())
+        key = event.server, event.source
+        last_us = self.settled.builder.last_us(*key)
+        if found.builder.last_us(*key) is None and last_us is not None:
+            found.builder.set_last(*key, last_us)
+        return found
+
+    def end(self) -> None:
+        """Tell the memory how far it went."""
+        builder = self.settled.builder
+        self.memory.order = builder.order
+        self.memory.last = [
+            [server, name, us] for (server, name), us in builder.last_times().items()
+        ]
+
+
+def read_with_state(
+    folder: Path,
+    sources: Sequence[Any],
+    span: Span,
+    *,
+    year: int | None = None,
+    wanted: Wanted = "replay",
+) -> LogFrames:
+    """Read what is new since the last run with this `folder`, and give the frames of everything that was read so far.
+
+    Large families are thinned, as by `logscope.log.frames.read_log`, where the span is open. Raises StateError for a folder that cannot be used and for sources that cannot be read on.
+    """
+    with locked(folder):
+        memory = Memory.load(folder, {"year": year})
+        memory.runs += 1
+        with closing(FrameFiles(folder, f"{memory.runs:08}.")) as files:
+            collector = _Collector(memory, files)
+            news = News()
+            keep, bulk = Keep(exceptions=True), collector.bulk
+            for event, entry, standing in read_news(
+                sources, memory, news, year=year, keep=keep, in_bulk=bulk
+            ):
+                collector.take(event, entry, standing == SETTLED)
+            collector.end()
+            written = files.finish()
+        kept = _kept_tails(folder, memory, {e.id for e in news.present})
+        tails = [{**c.builder.frames(), **c.lines()} for c in collector.tails.values()]
+        _write(folder, memory, written, collector.settled.lines(), _joined([kept, *tails]))
+        large = large_families(folder, memory.segments) if span.is_open else {}
+        small = [name for name in memory.segments if name.split(".")[-2] not in large]
+        frames = _joined(_segments(folder, small))
+        if large:
+            return _of_large(frames, large, memory, news, wanted)
+    return within_span(_as_one_run(frames, memory, news), span)
+
+
+def _kept_tails(folder: Path, memory: Memory, present: set[int]) -> Frames:
+    """What stood at the end of files that are gone."""
+    gone = [str(e.id) for e in memory.entries if e.id not in present]
+    old = _joined(_segments(folder, [s for s in memory.segments if s.startswith(f"{TAIL}.")]))
+    memory.segments = [s for s in memory.segments if not s.startswith(f"{TAIL}.")]
+    kept = {name: f.filter(pl.col("source").is_in(gone)) for name, f in old.items()}
+    return {name: frame for name, frame in kept.items() if frame.height}
+
+
+def _write(
+    folder: Path, memory: Memory, written: Sequence[str], lines: Frames, tail: Frames
+) -> None:
+    """The frames first (those `written` already), then what says that they count, then away with what counts no more."""
+    parts = [s for s in memory.segments if not s.startswith(f"{TAIL}.")]
+    runs = {s.split(".")[0] for s in parts}
+    parts += [*written, *_written(folder, f"{memory.runs:08}", lines)]
+    if len(runs) >= MAX_SEGMENTS:
+        parts = _together(folder, f"{memory.runs:08}a", parts)
+    memory.segments = parts + _written(folder, f"{TAIL}.{memory.runs:08}", tail)
+    memory.save(folder)
+    for path in folder.glob("*.parquet"):
+        if path.name not in memory.segments:
+            path.unlink(missing_ok=True)
+
+
+def _together(folder: Path, stem: str, parts: Sequence[str]) -> list[str]:
+    """Many segments as one for each family."""
+    families: dict[str, list[str]] = {}
+    for name in parts:
+        families.setdefault(name.split(".")[-2], []).append(name)
+    found = []
+    for family, names in families.items():
+        name = f"{stem}.{family}.parquet"
+        with whole_file(folder / name) as place:
+            scans = [pl.scan_parquet(folder / part) for part in names]
+            file = RowGroups(place, scans[0].collect_schema())
+            for scan in scans:
+                height = scan.select(pl.len()).collect().item()
+                for at in range(0, height, _ROWS):
+                    file.append(Lean(scan.slice(at, _ROWS).collect()))
+            file.close()
+        found.append(name)
+    return found
+
+
+def _written(folder: Path, stem: str, frames: Frames) -> list[str]:
+    names = []
+    for family, frame in frames.items():
+        name = f"{stem}.{family}.parquet"
+        with whole_file(folder / name) as part:
+            frame.write_parquet(part)
+        names.append(name)
+    return names
+
+
+def _segments(folder: Path, names: Sequence[str]) -> list[Frames]:
+    return [{name.split(".")[-2]: pl.read_parquet(folder / name)} for name in names]
+
+
+def _joined(parts: Sequence[Mapping[str, pl.DataFrame]]) -> Frames:
+    found: dict[str, list[pl.DataFrame]] = {}
+    for part in parts:
+        for family, frame in part.items():
+            found.setdefault(family, []).append(frame)
+    return {
+        f: p[0] if len(p) == 1 else pl.concat(p, how="diagonal_relaxed") for f, p in found.items()
+    }
+
+
+def _as_one_run(frames: Frames, memory: Memory, news: News) -> LogFrames:
+    """Names, servers and order as one run over the files gives them."""
+    entries = _reading_order(memory, news)
+    position = {str(entry.id): index for index, entry in enumerate(entries)}
+    names = {str(entry.id): entry.name for entry in entries}
+    texts, exceptions = _lines_of(frames)
+    servers = _server_numbers(_places([*frames.values(), exceptions]), position)
+    found = LogFrames({}, _coverage(entries, news))
+    _add_lines(found, texts, exceptions, position, names, servers)
+    found.frames = _ordered(frames, position, names, servers)
+    return found
+
+
+def _of_large(
+    frames: Frames,
+    large: Mapping[str, Sequence[Path]],
+    memory: Memory,
+    news: News,
+    wanted: Wanted,
+) -> LogFrames:
+    """`_as_one_run` where some families are only on the disk: events keep the order that it gives, but are not numbered through."""
+    entries = _reading_order(memory, news)
+    position = {str(entry.id): index for index, entry in enumerate(entries)}
+    names = {str(entry.id): entry.name for entry in entries}
+    texts, exceptions = _lines_of(frames)
+    places = [*_places([*frames.values(), exceptions]), *places_of(large)]
+    servers = _server_numbers(places, position)
+    shifts = {source: place * (memory.order + 1) for source, place in position.items()}
+    numbers = Numbers(servers, shifts, names)
+    found = LogFrames({}, _coverage(entries, news))
+    _add_lines(found, texts, exceptions, position, names, servers)
+    small = {f: numbers.of(frame.lazy()).collect().sort("order") for f, frame in frames.items()}
+    found.frames = {**small, **thin_frames(large, numbers, small.get("stats"))}
+    found.frames = dict(sorted(found.frames.items(), key=lambda f: int(f[1]["order"][0])))
+    if wanted != "findings":
+        found.stored = {f: StoredRows.of_files(f, files, numbers) for f, files in large.items()}
+    return found
+
+
+def _lines_of(frames: Frames) -> tuple[pl.DataFrame, pl.DataFrame]:
+    texts = frames.pop(TEXTS, pl.DataFrame(schema=_TEXT_COLUMNS))
+    return texts, frames.pop(EXCEPTIONS, pl.DataFrame(schema=_EXCEPTION_COLUMNS))
+
+
+def _add_lines(
+    found: LogFrames,
+    texts: pl.DataFrame,
+    exceptions: pl.DataFrame,
+    position: Mapping[str, int],
+    names: Mapping[str, str],
+    servers: Mapping[int, int],
+) -> None:
+    for source, line, text in texts.iter_rows():
+        found.texts[names[source], line] = text
+    rows = sorted(exceptions.iter_rows(), key=lambda r: (position[r[3]], r[0]))
+    for _, server, run, source, line, text in rows:
+        place = found.exceptions.setdefault((servers[server], run), [])
+        place.append(Evidence(names[source], line, text))
+
+
+def _reading_order(memory: Memory, news: News) -> list[Entry]:
+    """The files in the order of the input; those that are gone before the others of their set."""
+    present = list(news.present)
+    here = {entry.id for entry in present}
+    gone = [e for e in memory.entries if e.id not in here and e.settled.lines + e.tail.lines]
+    for entry in sorted(gone, key=lambda e: e.id, reverse=True):
+        places = [i for i, e in enumerate(present) if e.stream == entry.stream]
+        present.insert(places[0] if places else 0, entry)
+    return present
+
+
+def _places(frames: Sequence[pl.DataFrame]) -> list[Place]:
+    return [row for frame in frames for row in places_in(frame.lazy())]
+
+
+def _server_numbers(places: Sequence[Place], position: Mapping[str, int]) -> dict[int, int]:
+    first: dict[int, tuple[int, int]] = {}
+    for server, source, order in places:
+        place = position[source], order
+        first[server] = min(first.get(server, place), place)
+    return {server: n for n, server in enumerate(sorted(first, key=lambda s: first[s]))}
+
+
+def _ordered(
+    frames: Frames,
+    position: Mapping[str, int],
+    names: Mapping[str, str],
+    servers: Mapping[int, int],
+) -> Frames:
+    if not frames:
+        return {}
+    keys = pl.concat([f.select("source", "order") for f in frames.values()])
+    place = pl.col("source").replace_strict(position, return_dtype=pl.Int64)
+    ranked = (
+        keys.with_columns(place.alias("place")).sort("place", "order").select("source", "order")
+    ).with_columns(pl.int_range(pl.len()).alias("rank"))
+    out = {}
+    for family, frame in frames.items():
+        out[family] = (
+            frame.join(ranked, on=["source", "order"], how="left")
+            .with_columns(
+                pl.col("rank").cast(frame.schema["order"]).alias("order"),
+                pl.col("source").replace_strict(names, return_dtype=pl.String),
+                pl.col("server").replace_strict(servers, return_dtype=frame.schema["server"]),
+            )
+            .drop("rank")
+            .sort("order")
+        )
+    return dict(sorted(out.items(), key=lambda item: int(item[1]["order"][0])))
+
+
+def _coverage(entries: Sequence[Entry], news: News) -> Coverage:
+    whole = Coverage()
+    for entry in entries:
+        for part in (entry.settled, entry.tail):
+            add_coverage(whole, part)
+        whole.bytes += entry.bytes
+        whole.sources.append(entry.name)
+    names = {str(entry.id): entry.name for entry in entries}
+    whole.warning_samples = [
+        {**sample, "source": names[sample["source"]]} for sample in whole.warning_samples
+    ][:MAX_SAMPLES]
+    whole.skipped_sources = list(news.problems)
+    whole.partly = bool(news.problems)
+    return whole

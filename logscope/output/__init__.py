@@ -1,0 +1,1 @@
+"""The answer as JSON, files, a terminal screen or an HTML report."""

@@ -1,0 +1,159 @@
+"""The report as one HTML file that needs no network: `write_html`.
+
+The page is plain HTML first (verdict, numbers, advice, evidence); plotly charts come on top of it, each over its
+table. A Content-Security-Policy names the hash of every script and style of the page, so that nothing else can run.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from logscope import __version__
+from logscope.atomic_files import write_whole
+from logscope.output.report.charts import charts
+from logscope.output.report.palette import DARK_TWIN, LEDGER
+from logscope.output.report.view import page
+from logscope.safe import script_json
+
+__all__ = ["PLOTLY_VERSION", "plotly_script", "render_html", "write_html"]
+
+HERE = Path(__file__).resolve().parent
+PLOTLY_VERSION = "3.7.0"
+PLOTLY_FILE = f"plotly-basic-{PLOTLY_VERSION}.min.js"
+PLOTLY_SHA256 = "c23b03591a6bdad0bd0f47a0c5c52305a5519812b73ce254be65cd841553c9c2"
+CDN = f"https://cdn.jsdelivr.net/npm/plotly.js-basic-dist-min@{PLOTLY_VERSION}/plotly-basic.min.js"
+WHERE = ("inline", "cdn", "directory")
+FRAMES = ("stats", "replay_steps", "replay_requests", "replay_spans", "whatif_requests")
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """How the page gets plotly: its text (inline) or an address, and what the policy must allow for it."""
+
+    text: str | None
+    address: str | None
+    integrity: str | None
+    allow: str
+
+
+def write_html(
+    analysis: Mapping[str, Any],
+    frames: Mapping[str, pl.DataFrame],
+    out: Path,
+    *,
+    plotlyjs: str = "inline",
+) -> None:
+    """Write the report of `analysis` (the JSON of `analyze --json`) to `out`, whole or not at all.
+
+    `frames`: typed frames a family; `stats` (time, server, run, engine_index, running, waiting,
+    gpu_kv_cache_usage_pct, prompt_throughput, generation_throughput) and, from the replay and only where present,
+    `replay_steps` (time, running, waiting, kv_usage_pct, …), `replay_requests` (id, arrival, ttft_s, e2e_s,
+    preemptions, the ledger's labels), `replay_spans` (id, label, start, end) and `whatif_requests` (advice: its
+    position, ttft_s, e2e_s). Times are datetimes on the log's clock.
+    `plotlyjs`: "inline" puts the charts' script into the file, "cdn" loads it from the network, "directory" writes it
+    beside the file once. Raises ValueError for another word and OSError where nothing can be written.
+    """
+    text = render_html(analysis, frames, plotlyjs=plotlyjs)
+    if plotlyjs == "directory":
+        write_whole(out.parent / PLOTLY_FILE, plotly_script())
+    write_whole(out, text.encode("utf-8", errors="replace"))
+
+
+def render_html(
+    analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], *, plotlyjs: str = "inline"
+) -> str:
+    """The report's text; see `write_html`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    if plotlyjs not in WHERE:
+        raise ValueError(f"plotlyjs is {plotlyjs!r}, but must be one of {', '.join(WHERE)}")
+    frames = {name: _finite(frame) for name, frame in frames.items() if name in FRAMES}
+    drawn = charts(analysis, frames)
+    styles = [_plotly_css(), _text("report.css")]
+    library = _library(plotlyjs) if drawn.all else _Script(None, None, None, "")
+    own = _text("report.js")
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["script_json"] = script_json
+    return environment.get_template("template.html.j2").render(
+        version=__version__,
+        page=page(analysis, frames),
+        charts=drawn,
+        figures={chart.id: chart.figure for chart in drawn.all},
+        twins=DARK_TWIN,
+        ledger_colors=LEDGER,
+        policy=_policy(styles, [own], library),
+        plotly_css=styles[0],
+        css=styles[1],
+        library=library,
+        script=own,
+    )
+
+
+def _finite(frame: pl.DataFrame) -> pl.DataFrame:
+    """Without NaN and infinities, which a log may print and JSON does not know: they are unknown."""
+    floats = pl.selectors.float()
+    return frame.with_columns(pl.when(floats.is_finite()).then(floats))
+
+
+def plotly_script() -> bytes:
+    """The vendored plotly.js. Raises ValueError when it is not the file that this version was made with."""
+    script = gzip.decompress((HERE / "vendor" / f"{PLOTLY_FILE}.gz").read_bytes())
+    if hashlib.sha256(script).hexdigest() != PLOTLY_SHA256:
+        raise ValueError(f"{PLOTLY_FILE} is damaged; install logscope again")
+    return script
+
+
+def _library(where: str) -> _Script:
+    script = plotly_script()
+    if where == "inline":
+        text = script.decode("utf-8")
+        return _Script(text, None, None, _source_hash(text))
+    if where == "cdn":
+        digest = base64.b64encode(hashlib.sha384(script).digest()).decode()
+        return _Script(None, CDN, f"sha384-{digest}", CDN)
+    return _Script(None, PLOTLY_FILE, None, "'self' file:")
+
+
+def _source_hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _policy(styles: list[str], scripts: list[str], library: _Script) -> str:
+    """Nothing may load or run but the page's own scripts and styles, each known by its hash."""
+    allowed = " ".join(filter(None, [*map(_source_hash, scripts), library.allow]))
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {allowed}",
+            f"style-src {' '.join(map(_source_hash, styles))}",
+            "img-src data: blob:",  # a chart saved as a picture
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+@cache
+def _text(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _plotly_css() -> str:
+    # plotly puts these rules into the page by script, which the policy forbids; a style element of its name with the
+    # class `no-inline-styles` tells it that they are already there.
+    return _text(f"vendor/plotly-basic-{PLOTLY_VERSION}.css")

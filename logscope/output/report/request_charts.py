@@ -1,0 +1,237 @@
+"""Charts over the replay's requests: how many are slower than a time, and what each did around a spike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from logscope.output.report.chart import Chart, Table, figure_json, iso
+from logscope.output.report.palette import INK, LEDGER, SERIES
+from logscope.safe import axis_text, visible
+from logscope.wording import LEDGER_LABELS, count, moment, seconds
+
+__all__ = ["gantt", "tail"]
+
+MAX_LANES = 48
+WHOLE_TAIL = 100
+CURVE_POINTS = 300
+ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
+ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
+SAMPLE = (
+    "One sample of the inferred load, replayed; the figures of the advice are means over several."
+)
+SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
+
+
+def tail(
+    chart_id: str,
+    title: str,
+    column: str,
+    now: pl.DataFrame,
+    advised: Sequence[tuple[str, pl.DataFrame]] = (),
+) -> Chart | None:
+    """The share of requests that are slower than a time, on a log scale, so that the p99 has as much room as the median.
+
+    `column` (`ttft_s` or `e2e_s`, seconds) of `now` and of each advice's replay; None when `now` has no value.
+    """
+    sides = [("now", now), *advised]
+    known = [
+        (name, sorted(frame[column].drop_nulls().drop_nans().to_list()))
+        for name, frame in sides
+        if column in frame.columns
+    ]
+    known = [(name, values) for name, values in known if values]
+    if not known or known[0][0] != "now":
+        return None
+    traces = []
+    for number, (name, values) in enumerate(known):
+        first = number == 0
+        color = SERIES["preemptions"] if first else ADVICE_COLORS[(number - 1) % 4]
+        x, y = _slower_than(values)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": axis_text(name),
+                "x": x,
+                "y": y,
+                "line": {
+                    "color": color,
+                    "width": 2.5 if first else 2,
+                    "dash": "solid" if first else ADVICE_DASHES[number % 4],
+                    "shape": "hv",
+                },
+                "hovertemplate": "%{y:.1%} are slower than %{x:.2f} s",
+            }
+        )
+    layout = {
+        "hovermode": "closest",
+        "margin": {"l": 48, "r": 12, "t": 8, "b": 48},
+        "xaxis": {"title": {"text": "seconds", "font": {"size": 12}}, "rangemode": "tozero"},
+        "yaxis": {
+            "type": "log",
+            "tickvals": [1, 0.5, 0.1, 0.05, 0.01, 0.001],
+            "ticktext": ["all", "half", "1 in 10", "1 in 20", "1 in 100", "1 in 1000"],
+        },
+    }
+    return Chart(
+        id=chart_id,
+        title=title,
+        says=f"Share of the {len(known[0][1]):,} requests that took longer than a time; further left is better.",
+        figure=figure_json(traces, layout, 320),
+        table=_percentiles(title, known),
+        height=320,
+        notes=(SAMPLE,) if len(known) > 1 else (),
+    )
+
+
+def _slower_than(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Points of the falling curve: at each value the share of all that are greater."""
+    size = len(values)
+    keep = _even_on_a_log_scale(size)
+    # A log scale has no 0: the last step ends at half a request.
+    shares = [max(size - 1 - i, 0.5) / size for i in keep]
+    return [0.0, *(round(values[i], 4) for i in keep)], [1.0, *(round(s, 6) for s in shares)]
+
+
+def _even_on_a_log_scale(size: int) -> list[int]:
+    """Ranks to draw, ascending: the slowest `WHOLE_TAIL` all, the others so that the curve falls by a pixel from one to the next."""
+    keep = set(range(max(0, size - WHOLE_TAIL), size))
+    if size > WHOLE_TAIL:
+        fall = (WHOLE_TAIL / size) ** (1 / CURVE_POINTS)
+        keep |= {size - max(1, round(size * fall**step)) for step in range(CURVE_POINTS)}
+    return sorted(keep)
+
+
+def _percentiles(title: str, known: Sequence[tuple[str, Sequence[float]]]) -> Table:
+    names = ["p50", "p90", "p95", "p99", "slowest"]
+    rows = [
+        [visible(name), count(len(values)), *(seconds(_quantile(values, q)) for q in SHARES)]
+        for name, values in known
+    ]
+    return Table(title, ["", "Requests", *names], rows, frozenset(range(1, 7)))
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    """Linear interpolation between the sorted values."""
+    place = q * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (place - low)
+
+
+def gantt(
+    chart_id: str,
+    title: str,
+    spans: pl.DataFrame,
+    requests: pl.DataFrame,
+    spike: dict[str, Any],
+) -> Chart | None:
+    """What each request did around one spike: a lane a request, in order of arrival.
+
+    `spans`: `id`, `label` (of the ledger), `start`, `end` (datetime); `requests`: `id`, `arrival`, `ttft_s`, `e2e_s`,
+    `preemptions`. Of more than `MAX_LANES` requests the preempted and then the slowest are shown.
+    """
+    start, end = moment(spike.get("start")), moment(spike.get("end"))
+    if start is None or end is None or spans.is_empty() or requests.is_empty():
+        return None
+    start, end = start.replace(tzinfo=None), end.replace(tzinfo=None)
+    margin = max((end - start) / 20, timedelta(seconds=1))
+    first, last = start - margin, end + margin
+    inside = spans.filter(
+        (pl.col("end") > first)
+        & (pl.col("start") < last)
+        & (pl.col("end") - pl.col("start") > (last - first) / 2000)  # less is no pixel wide
+    )
+    shown, total = _lanes(inside, requests)
+    if shown.is_empty():
+        return None
+    ids = shown["id"].to_list()
+    lanes = inside.filter(pl.col("id").is_in(ids))
+    earliest, latest = lanes.select(pl.col("start").min(), pl.col("end").max()).row(0)
+    first, last = max(first, earliest), min(last, latest)
+    traces = _lane_bars(lanes, ids, first, last)
+    height = 90 + 15 * len(ids)
+    layout = {
+        "barmode": "overlay",
+        "bargap": 0.25,
+        "hovermode": "closest",
+        "xaxis": {"type": "date", "range": [iso(first), iso(last)], "showgrid": True, "side": "bottom"},
+        "yaxis": {"autorange": "reversed", "showticklabels": False, "ticks": "", "showgrid": False, "automargin": False},
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 32},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+    }  # fmt: skip
+    notes = () if total == len(ids) else (
+        f"{total:,} requests were there at the time; shown are the {len(ids)} that were preempted or took longest.",
+    )  # fmt: skip
+    return Chart(
+        id=chart_id,
+        title=title,
+        says=f"{len(ids)} requests in order of arrival, a lane each, as replayed; queues bear their main reason.",
+        figure=figure_json(traces, layout, height),
+        table=_lane_table(shown),
+        height=height,
+        notes=notes,
+    )
+
+
+def _lanes(spans: pl.DataFrame, requests: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """The requests to draw, in order of arrival, and how many there were."""
+    present = requests.filter(pl.col("id").is_in(spans["id"].unique().to_list()))
+    chosen = present.sort(
+        pl.col("preemptions") > 0, "e2e_s", descending=True, nulls_last=True
+    ).head(MAX_LANES)
+    return chosen.sort("arrival", maintain_order=True), present.height
+
+
+def _lane_bars(
+    spans: pl.DataFrame, ids: list[Any], first: datetime, last: datetime
+) -> list[dict[str, Any]]:
+    lane = {request: number for number, request in enumerate(ids)}
+    traces = []
+    for label in LEDGER_LABELS:
+        part = spans.filter(pl.col("label") == label)
+        if part.is_empty():
+            continue
+        clipped = [
+            (lane[request], max(a, first), min(b, last), (b - a).total_seconds(), str(request))
+            for request, a, b in part.select("id", "start", "end").iter_rows()
+        ]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": LEDGER_LABELS[label],
+                "base": [iso(a) for _, a, _, _, _ in clipped],
+                "x": [round((b - a).total_seconds() * 1000, 1) for _, a, b, _, _ in clipped],
+                "y": [number for number, *_ in clipped],
+                "customdata": [[axis_text(name), seconds(length)] for *_, length, name in clipped],
+                "hovertemplate": "%{customdata[0]}: %{customdata[1]} "
+                + LEDGER_LABELS[label]
+                + "<extra></extra>",
+                "width": 0.8,
+                "marker": {"color": LEDGER[label], "line": {"width": 0}},
+            }
+        )
+    return traces
+
+
+def _lane_table(shown: pl.DataFrame) -> Table:
+    labels = [label for label in LEDGER_LABELS if label in shown.columns]
+    labels = [label for label in labels if (shown[label].sum() or 0) > 0]
+    head = ["Request", "Arrival", "TTFT", "E2E", "Preempted", *(LEDGER_LABELS[k] for k in labels)]
+    rows = [
+        [
+            visible(str(row["id"]), 80),
+            f"{row['arrival']:%H:%M:%S}" if row["arrival"] is not None else "–",
+            "–" if row.get("ttft_s") is None else seconds(row["ttft_s"]),
+            "–" if row.get("e2e_s") is None else seconds(row["e2e_s"]),
+            count(row.get("preemptions")),
+            *("–" if row[k] is None else seconds(row[k]) for k in labels),
+        ]
+        for row in shown.iter_rows(named=True)
+    ]
+    return Table("The requests around the spike", head, rows, frozenset(range(1, len(head))))

@@ -1,0 +1,320 @@
+"""Who the servers were: one `EngineLog` for each engine of each start of each server in the input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+
+from logscope.server.settings import Configuration, gather
+from logscope.server.unsupported import DECLINED, unsupported_features
+from logscope.server.version_defaults import fill_defaults
+from reference_engine.model.config_part import EngineConfig
+
+__all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
+
+_RUN_FAMILIES = ("startup", "kv_sizing", "kv_error", "request", "runtime", "http", "shutdown")
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+_ENGINE_FAMILIES = ("stats", "iteration", "preemption")
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The KV cache: size in tokens, blocks (V1: with the null block), tokens a block, bytes; None where the log does not say."""
+
+    tokens: int | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known of one engine. `engine` is "V0" or "V1"; `config` holds every key of `SETTINGS`, `basis` how each is known."""
+
+    server: int
+    run: int
+    engine_index: int
+    engine: str | None
+    version: str | None
+    start: datetime | None
+    end: datetime | None
+    config: dict[str, Any]
+    basis: dict[str, str]
+    kv: KvCache
+    more: dict[str, Any] = field(default_factory=dict)
+    unsupported: tuple[str, ...] = ()
+    started_in_log: bool = False
+    device: str | None = None
+
+    @property
+    def declined(self) -> tuple[str, ...]:
+        """The features for which nothing is replayed."""
+        return tuple(name for name in self.unsupported if name in DECLINED)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLog:
+    """One engine's facts and frames; `stats`, `iteration` and `preemption` are its own, the rest its server run's."""
+
+    facts: EngineFacts
+    frames: dict[str, pl.DataFrame]
+    engines_in_run: int = 1
+
+    def get(self, family: str) -> pl.DataFrame | None:
+        """The family's frame, or None where it has no row."""
+        frame = self.frames.get(family)
+        return frame if frame is not None and frame.height else None
+
+
+def engine_logs(
+    frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None = None
+) -> list[EngineLog]:
+    """Split the frames by server, run and engine, and gather each engine's facts; `given` are the user's own (`--set`)."""
+    found: list[EngineLog] = []
+    for server, run in _runs(frames):
+        of_run = {
+            name: frame.filter((pl.col("server") == server) & (pl.col("run") == run))
+            for name, frame in frames.items()
+        }
+        indices = _indices(of_run)
+        for index in indices:
+            of_engine = dict(of_run)
+            for name in _ENGINE_FAMILIES:
+                if name in of_engine:
+                    of_engine[name] = _of_engine(of_engine[name], index, alone=len(indices) == 1)
+            facts = _facts(server, run, index, of_engine, given)
+            found.append(
+                EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices))
+            )
+    return found
+
+
+def _runs(frames: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
+    pairs = {
+        (s, r)
+        for frame in frames.values()
+        for s, r in frame.select("server", "run").unique().rows()
+    }
+    return sorted(pairs)
+
+
+def _indices(frames: Mapping[str, pl.DataFrame]) -> list[int]:
+    found: set[int] = set()
+    for name in _ENGINE_FAMILIES:
+        frame = frames.get(name)
+        if frame is not None and frame.height:
+            found |= {i for i in frame["engine_index"].unique().to_list() if i is not None}
+    return sorted(found) or [0]
+
+
+def _of_engine(frame: pl.DataFrame, index: int, *, alone: bool) -> pl.DataFrame:
+    """The engine's own rows; lines over all engines (`N Engines Aggregated`) count for a single engine of the log."""
+    column = pl.col("engine_index")
+    return frame.filter((column == index) | column.is_null() if alone else column == index)
+
+
+def _facts(
+    server: int,
+    run: int,
+    index: int,
+    frames: Mapping[str, pl.DataFrame],
+    given: Mapping[str, Any] | None,
+) -> EngineFacts:
+    rows = _setup_rows(frames)
+    configuration = gather(rows, given)
+    configuration.more["chosen_budget"] = _chosen_budget(rows)
+    version = _last(rows, "version")
+    engine = _engine_of(rows, frames)
+    device = _device(frames, configuration)
+    kv = _kv_cache(rows, configuration, engine)
+    if kv.num_blocks is not None and configuration.values.get("num_blocks") is None:
+        configuration.set("num_blocks", kv.num_blocks, "measured")
+    if configuration.values.get("block_size") is None and kv.tokens is None:
+        configuration.set("block_size", _block_size_of(rows, kv.num_blocks), "measured")
+    fill_defaults(configuration, engine, version, device)
+    kv = _complete(kv, configuration)
+    start, end = _span(frames)
+    return EngineFacts(
+        server,
+        run,
+        index,
+        engine,
+        version,
+        start,
+        end,
+        configuration.values,
+        configuration.basis,
+        kv,
+        configuration.more,
+        unsupported_features(configuration, frames),
+        any(r["variant"].startswith(("init", "api_version", "version_model")) for r in rows),
+        device,
+    )
+
+
+def _block_size_of(rows: list[dict[str, Any]], blocks: int | None) -> int | None:
+    """Tokens a block where the start prints blocks and how many full-length requests fit (V0 from 0.6.3 on, V1 until 0.7.3)."""
+    told = [r for r in rows if r.get("max_concurrency") and r.get("max_model_len")]
+    if not blocks or not told:
+        return None
+    size = told[-1]["max_concurrency"] * told[-1]["max_model_len"] / blocks
+    nearest = min(BLOCK_SIZES, key=lambda known: abs(known - size))
+    return nearest if abs(nearest - size) < nearest * 0.02 else None
+
+
+def _chosen_budget(rows: list[dict[str, Any]]) -> int | None:
+    """The token budget that the server's start prints and that its arguments do not give; None where either is not in the log."""
+    arguments = [r for r in rows if r["variant"] == "api_version" and "args" in str(r["extra"])]
+    printed = [r["max_num_batched_tokens"] for r in rows if r["variant"] == "chunked"]
+    if not arguments or any(r["max_num_batched_tokens"] is not None for r in arguments):
+        return None
+    return next((n for n in printed if n is not None), None)
+
+
+def _setup_rows(frames: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
+    """The rows that tell the configuration: defaults first, then what the engine says of itself, then sizes, then what the user set."""
+    rows: list[dict[str, Any]] = []
+    for name in ("startup", "kv_sizing"):
+        frame = frames.get(name)
+        if frame is not None:
+            rows += frame.rows(named=True)
+    stats = frames.get("stats")
+    if stats is not None and "num_gpu_blocks" in stats.columns:
+        rows += stats.filter(pl.col("num_gpu_blocks").is_not_null()).rows(named=True)
+    return sorted(rows, key=lambda r: r["order"])
+
+
+def _last(rows: list[dict[str, Any]], name: str) -> Any:
+    return next((r[name] for r in reversed(rows) if r.get(name) not in (None, "")), None)
+
+
+def _engine_of(rows: list[dict[str, Any]], frames: Mapping[str, pl.DataFrame]) -> str | None:
+    said = _last(rows, "engine")
+    if said in ("V0", "V1"):
+        return str(said)
+    stats = frames.get("stats")
+    variants = set(stats["variant"].to_list()) if stats is not None else set()
+    preempted = frames.get("preemption")
+    if preempted is not None and "v0_preempt_warning" in preempted["variant"].to_list():
+        return "V0"
+    if any(v.startswith("v0_") for v in variants):
+        return "V0"
+    if any(v.startswith("v1_") for v in variants) or "iteration" in frames:
+        return "V1"
+    if any(r["variant"].startswith("gpu_cpu_blocks") for r in rows):
+        return "V0"
+    starts = [r for r in rows if r["variant"] == "init_cfg"]
+    # Until 0.7.0 the start does not name the engine: V1 is the one that speaks from core.py, and before 0.4.0 there is no version.
+    if any(str(r["origin"]).startswith("core.py") for r in starts):
+        return "V1"
+    if any(r["version"] is None for r in starts):
+        return "V0"
+    version = _last(rows, "version")
+    return _engine_by_version(str(version)) if version else None
+
+
+def _engine_by_version(version: str) -> str | None:
+    """Before 0.8.0 V0 is the default, from 0.11.0 there is only V1; in between V1 is the default."""
+    parts = version.split(".")
+    try:
+        return "V1" if (int(parts[0]), int(parts[1])) >= (0, 8) else "V0"
+    except (ValueError, IndexError):
+        return None
+
+
+def _device(frames: Mapping[str, pl.DataFrame], configuration: Configuration) -> str | None:
+    for name in ("stats", "kv_sizing", "iteration"):
+        frame = frames.get(name)
+        if frame is not None and "device" in frame.columns:
+            said = [d for d in frame["device"].drop_nulls().to_list() if d]
+            if said:
+                return str(said[-1]).upper()
+    platform = configuration.more.get("platform") or configuration.more.get("device")
+    return str(platform).upper() if platform else None
+
+
+def _kv_cache(
+    rows: list[dict[str, Any]], configuration: Configuration, engine: str | None
+) -> KvCache:
+    tokens = [r["kv_cache_tokens"] for r in rows if r.get("kv_cache_tokens")]
+    size = configuration.values.get("block_size")
+    gib = _last(rows, "available_kv_cache_gib") or _last(rows, "kv_cache_gib")
+    blocks = configuration.values.get("num_blocks")
+    # Each worker prints its own size; the engine takes the smallest.
+    return KvCache(min(tokens) if tokens else None, blocks, size, int(gib * 2**30) if gib else None)
+
+
+def _complete(kv: KvCache, configuration: Configuration) -> KvCache:
+    size = configuration.values.get("block_size")
+    blocks, tokens = configuration.values.get("num_blocks"), kv.tokens
+    if (
+        size
+        and blocks
+        and tokens
+        and configuration.basis.get("block_size") == "default"
+        and tokens % blocks == 0
+    ):
+        size = tokens // blocks
+        configuration.set("block_size", size, "measured")
+    if blocks is None and tokens and size:
+        blocks = max(1, tokens // size)
+        configuration.set(
+            "num_blocks",
+            blocks,
+            "measured" if configuration.basis.get("block_size") == "measured" else "inferred",
+        )
+    if tokens is None and blocks and size:
+        tokens = blocks * size
+    return KvCache(tokens, blocks, size, kv.bytes)
+
+
+def _span(frames: Mapping[str, pl.DataFrame]) -> tuple[datetime | None, datetime | None]:
+    times = [
+        t
+        for frame in frames.values()
+        for t in (frame["at"].min(), frame["at"].max())
+        if isinstance(t, datetime)
+    ]
+    return (min(times), max(times)) if times else (None, None)
+
+
+def engine_config(
+    facts: EngineFacts, changes: Mapping[str, Any] | None = None
+) -> EngineConfig | None:
+    """The reference engine's configuration of a server, with `changes`; None where a size that it needs is not known."""
+    value = {**facts.config, **(changes or {})}
+    if not value.get("num_blocks") or not value.get("block_size"):
+        return None
+    v0 = facts.engine == "V0"
+    more = facts.more
+    asynchronous = more.get("async_scheduling")
+    return EngineConfig(
+        num_blocks=value["num_blocks"],
+        block_size=value["block_size"],
+        max_num_seqs=value["max_num_seqs"] or 256,
+        max_num_batched_tokens=value["max_num_batched_tokens"] or 2048,
+        max_model_len=value["max_model_len"] or 8192,
+        engine="vllm-v0" if v0 else "vllm-v1",
+        version=facts.version or ("0.8.5" if v0 else "0.33.0"),
+        enable_chunked_prefill=value["enable_chunked_prefill"]
+        if value["enable_chunked_prefill"] is not None
+        else not v0,
+        enable_prefix_caching=value["enable_prefix_caching"]
+        if value["enable_prefix_caching"] is not None
+        else not v0,
+        policy=value["policy"] or "fcfs",
+        long_prefill_token_threshold=value["long_prefill_token_threshold"] or 0,
+        reserve_full_isl=more.get("scheduler_reserve_full_isl")
+        if isinstance(more.get("scheduler_reserve_full_isl"), bool)
+        else None,
+        watermark=value["watermark"],
+        async_scheduling=asynchronous in (True, "enabled"),
+        num_cpu_blocks=int(more.get("num_cpu_blocks") or 0),
+        preemption_mode=more.get("preemption_mode")
+        if more.get("preemption_mode") in ("recompute", "swap")
+        else None,
+    )

@@ -1,0 +1,371 @@
+"""From sources to events: records are named by their family, given their time and their place, and everything is counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from parsers import families
+from parsers.lines_part import Line
+from parsers.reading.events import Coverage, Event
+from parsers.records.dates import RecordClock
+from parsers.records.record import Record, RecordText, read_records
+from parsers.records.servers import Sessions, engine_index
+
+__all__ = [
+    "KEEP_EVENTS",
+    "MAX_TEXT",
+    "WARNING_LEVELS",
+    "Keep",
+    "LogSource",
+    "SourceReader",
+    "hide_text",
+    "read_events",
+    "read_lines",
+    "readers",
+]
+
+MAX_TEXT = 400
+MAX_SAMPLES = 5
+_ERROR_LEVELS = ("ERROR", "CRITICAL")
+WARNING_LEVELS = ("WARNING", *_ERROR_LEVELS)
+# The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
+)
+_OTHER_ENGINES = (
+    ("SGLang", re.compile(r"#running-req: |#queue-req: |#new-token: |Retract requests")),
+    ("TGI", re.compile(r"text_generation_(?:router|launcher|server)")),
+    ("llama.cpp", re.compile(r"\bslot (?:launch_slot_|update_slots|release)|\bsrv +update_slots")),
+    ("TensorRT-LLM", re.compile(r"\[TensorRT-LLM\]|\[TRT-LLM\]")),
+    ("LMDeploy", re.compile(r"\blmdeploy - (?:INFO|WARNING|ERROR)")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What is kept beside the events of the known families.
+
+    `other`: each vLLM record of no known family, as family `other` with its `message`. `prompts`: prompts, token ids and outputs, of
+    which else only the lengths remain (`prompt_chars`). `exceptions`: the last line of a traceback that no family knows, as family
+    `exception`.
+    """
+
+    other: bool = False
+    prompts: bool = False
+    exceptions: bool = False
+
+
+KEEP_EVENTS = Keep()
+"""Nothing beside the known families."""
+
+
+class LogSource(Protocol):
+    """What this module needs of a source (`parsers.sources.source.Source` is one)."""
+
+    @property
+    def name(self) -> str:
+        """The source as the user gave it."""
+
+    @property
+    def group(self) -> str:
+        """The server's stream that it belongs to."""
+
+    @property
+    def modified_us(self) -> int | None:
+        """Its last change, UTC microseconds since the epoch."""
+
+    @property
+    def size(self) -> int | None:
+        """Its size in bytes, None for a pipe."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be read at all."""
+
+    @property
+    def loss(self) -> Any:
+        """What of it could not be read."""
+
+    def lines(self) -> Iterator[Line]:
+        """Its payload lines, in order."""
+
+
+def read_events(
+    sources: Sequence[LogSource],
+    coverage: Coverage,
+    *,
+    year: int | None = None,
+    keep: Keep = KEEP_EVENTS,
+) -> Iterator[Event]:
+    """Yield the events of `sources` in their order; `coverage` is filled as the reading goes on.
+
+    A source that cannot be read is noted in `coverage.skipped_sources`, the others go on.
+    """
+    for source, reader in readers(sources, coverage, year=year, keep=keep):
+        yield from reader.read(source.lines())
+
+
+def readers(
+    sources: Sequence[LogSource],
+    coverage: Coverage,
+    *,
+    year: int | None = None,
+    keep: Keep = KEEP_EVENTS,
+) -> Iterator[tuple[LogSource, SourceReader]]:
+    """Each source that can be read, with its reader; what the reading came to is counted when the next is asked for."""
+    sessions = Sessions()
+    clocks: dict[str, RecordClock] = {}
+    for source in sources:
+        if source.problem is not None:
+            _skip(coverage, source)
+            continue
+        clock = clocks.setdefault(source.group, RecordClock(year, source.modified_us))
+        coverage.sources.append(source.name)
+        reader = SourceReader(source.name, source.group, clock, sessions, coverage, keep)
+        yield source, reader
+        coverage.bytes += source.size if source.size is not None else reader.chars
+        coverage.truncated += source.loss.truncated
+        if source.loss.problem is not None or source.problem is not None:
+            coverage.partly = True
+            coverage.skipped_sources.append(
+                {"source": source.name, "problem": source.loss.problem or source.problem or ""}
+            )
+    coverage.out_of_order = sum(c.backwards for c in clocks.values())
+
+
+def read_lines(
+    lines: Iterable[Line | None], coverage: Coverage, *, name: str = "-", year: int | None = None
+) -> Iterator[Event]:
+    """Yield the events of lines that come from nowhere in particular (a live stream, a test).
+
+    A live stream gives None where nothing follows for now: the record before is then taken as complete.
+    """
+    return SourceReader(name, name, RecordClock(year), Sessions(), coverage, Keep()).read(lines)
+
+
+def _skip(coverage: Coverage, source: LogSource) -> None:
+    coverage.partly = True
+    coverage.skipped_sources.append({"source": source.name, "problem": source.problem or ""})
+
+
+class SourceReader:
+    """Reads one source, record by record; clock and sessions are shared by the sources of one server."""
+
+    def __init__(
+        self,
+        name: str,
+        group: str,
+        clock: RecordClock,
+        sessions: Sessions,
+        coverage: Coverage,
+        keep: Keep,
+    ) -> None:
+        self.name, self.group, self.clock, self.sessions = name, group, clock, sessions
+        self.coverage, self.keep = coverage, keep
+        self.chars = 0
+
+    def read(self, lines: Iterable[Line | None]) -> Iterator[Event]:
+        """The events of payload lines."""
+        for record in read_records(self._counted(lines)):
+            yield from self.events(record)
+
+    def events(self, record: Record) -> Iterator[Event]:
+        """The events of one record and of the lines without prefix that followed it."""
+        if record.header is None:
+            yield from self._foreign(record, record.lines[0])
+        else:
+            yield from self._record(record)
+
+    def _counted(self, lines: Iterable[Line | None]) -> Iterator[Line | None]:
+        for line in lines:
+            if line is not None:
+                self.count(line)
+            yield line
+
+    def count(self, line: Line) -> None:
+        """Count a payload line."""
+        self.coverage.lines += 1
+        self.chars += len(line.text) + 1
+
+    def _record(self, record: Record) -> Iterator[Event]:
+        self.coverage.vllm_records += 1
+        header = record.header
+        assert header is not None
+        time = self._time(record)
+        found, number, used = _match(record)
+        if found is not None:
+            yield self._event(record, found, number, time)
+        else:
+            self.coverage.other_records += 1
+            if header.level in WARNING_LEVELS:
+                self.note_warning(record.number, record.lines[0].text)
+            if self.keep.other:
+                other = families.Match("other", "other", {"message": record.message})
+                yield self._event(record, other, record.number, time)
+                self.coverage.events -= 1
+        for part in record.tail[used:]:
+            yield from self._foreign(record, part)
+
+    def _foreign(self, record: Record, part: RecordText) -> Iterator[Event]:
+        """A line without prefix: an access line, the end of a traceback, or nothing known."""
+        found = None
+        if families.GATE.search(part.text):
+            found = families.match(part.text, prefixed=False)
+        if found is None:
+            self.coverage.foreign_lines += 1
+            if self.keep.exceptions and _EXCEPTION.match(part.text):
+                yield self._exception(record, part)
+            for engine, pattern in _OTHER_ENGINES:
+                if pattern.search(part.text):
+                    self.coverage.other_engines[engine] = (
+                        self.coverage.other_engines.get(engine, 0) + 1
+                    )
+            return
+        own = record.header is None
+        bare = Record(
+            [part],
+            None,
+            record.process if own else None,
+            record.pid if own else None,
+            record.actors if own else (),
+            record.outer,
+        )
+        yield self._event(bare, found, part.number, None)
+
+    def _exception(self, record: Record, part: RecordText) -> Event:
+        found = families.Match("exception", "exception", {"message": part.text[:MAX_TEXT]})
+        event = self._event(record, found, part.number, None)
+        self.coverage.events -= 1
+        return event
+
+    def _time(self, record: Record) -> datetime | None:
+        if record.moment is not None:
+            return self.clock.note(record.moment)
+        if record.stamp is None:
+            return None
+        return self.clock.resolve(record.stamp, record.outer.time_us if record.outer else None)
+
+    def _event(
+        self, record: Record, found: families.Match, number: int, time: datetime | None
+    ) -> Event:
+        self.coverage.events += 1
+        fields = dict(found.fields)
+        if not self.keep.prompts and found.prompt_fields:
+            hide_text(fields, found.prompt_fields)
+        place = self.sessions.place(self.group, record, found.family, found.variant, fields)
+        outer, header = record.outer, record.header
+        return Event(
+            source=self.name,
+            line=number,
+            family=found.family,
+            variant=found.variant,
+            fields=fields,
+            time=time,
+            outer_us=outer.time_us if outer else None,
+            process=record.process,
+            pid=record.pid,
+            server=place.server,
+            run=place.run,
+            engine_index=engine_index(record, found.family, fields),
+            level=header.level if header else _level_of(record),
+            origin=header.origin or None if header else None,
+            host=outer.host if outer else None,
+            unit=outer.unit if outer else None,
+            pod=outer.pod if outer else None,
+            container=outer.container if outer else None,
+            stream=outer.stream if outer else None,
+            repeated=record.repeated,
+            text=_evidence(record, found, number),
+        )
+
+    def note_warning(self, number: int, message: str) -> None:
+        """Count a record at WARNING or above that no family knows; the first ones are kept as samples."""
+        self.coverage.unrecognized_warnings += 1
+        if len(self.coverage.warning_samples) < MAX_SAMPLES:
+            self.coverage.warning_samples.append(
+                {"source": self.name, "line": number, "text": message[:MAX_TEXT]}
+            )
+
+
+def _match(record: Record) -> tuple[families.Match | None, int, int]:
+    """The record's family, the line it stands on, and how many lines of the tail belong to it.
+
+    An error of several lines is named by its cause: the last line that says something known.
+    """
+    header = record.header
+    if len(record.lines) > 1 and header is not None and header.level in _ERROR_LEVELS:
+        for part in reversed(record.lines):
+            if families.GATE.search(part.text) and (
+                found := families.match(part.text, prefixed=False)
+            ):
+                return found, part.number, 0
+    message = record.message
+    if not families.GATE.search(message):
+        return (*_with_tail(record, None, message),)
+    found = families.match(message, prefixed=True)
+    if record.tail and len(record.lines) == 1:
+        return (*_with_tail(record, found, message),)
+    return found, record.number, 0
+
+
+def _with_tail(
+    record: Record, found: families.Match | None, message: str
+) -> tuple[families.Match | None, int, int]:
+    """A terminal or a document may have wrapped the line: take lines of the tail while they complete the message."""
+    best, used = found, 0
+    if len(record.lines) > 1 or (found is not None and found.family == "request"):
+        return found, record.number, 0
+    for count in range(1, len(record.tail) + 1):
+        part = record.tail[count - 1].text
+        if not part.strip() or (
+            families.GATE.search(part) and families.match(part, prefixed=False)
+        ):
+            break
+        for glue in ("", " "):
+            joined = message + glue + part
+            more = families.match(joined, prefixed=True) if families.GATE.search(joined) else None
+            if (
+                more is not None
+                and _says(more) > (_says(best) if best is not None else 0)
+                and (best is None or more.family == best.family)
+            ):
+                best, used, longest = more, count, joined
+                break
+        else:
+            longest = message + part
+        message = longest
+    return best, record.number, used
+
+
+def _says(found: families.Match) -> int:
+    """How much a match tells: the fields that its family knows, and a little for matching at all."""
+    known = families.schema(found.family)
+    return 1 + sum(v is not None and k in known for k, v in found.fields.items())
+
+
+def hide_text(fields: dict[str, Any], names: frozenset[str]) -> None:
+    """Leave the length of each of the named texts, in characters, in its place."""
+    for name in names:
+        value = fields.pop(name, None)
+        if isinstance(value, str):
+            fields[f"{name}_chars"] = len(value)
+
+
+def _level_of(record: Record) -> str | None:
+    text = record.lines[0].text
+    head = text.split(":", 1)[0]
+    return head if head in ("INFO", "WARNING", "ERROR", "CRITICAL", "DEBUG") else None
+
+
+def _evidence(record: Record, found: families.Match, number: int) -> str:
+    """The line as evidence; never the text of a request."""
+    if found.family in ("request", "iteration", "http", "other"):
+        return ""
+    text = next((p.text for p in record.lines if p.number == number), record.lines[0].text)
+    if found.family == "exception":
+        text = str(found.fields["message"])
+    return text[:MAX_TEXT]

@@ -1,0 +1,199 @@
+"""The facts of the envelopes that were taken off a block's lines, for all lines at once.
+
+What stands before the text is the same in line after line but for the clock: the facts of each different beginning are read once
+by the envelopes themselves, and the seconds are added. That nothing else depends on the seconds is not assumed but tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parsers.envelopes.bulk import Worn
+from parsers.lines import TextBlock
+from parsers.lines_part import Outer
+
+__all__ = ["KnownEnvelopes", "Outers", "joined_outers"]
+
+_CLOCK = re.compile(rb"\d\d:\d\d:(\d\d)(?:[.,](\d{1,9}))?")
+_MOST_KNOWN = 1 << 12
+_MOST_SIZES = 8
+_SECOND_US = 1_000_000
+_ZERO = ord("0")
+
+
+class Outers(NamedTuple):
+    """The facts of a block's lines: `outer` but for the time (`time_us`, a line each) and the stream (`streams` by `codes`)."""
+
+    outer: Outer
+    time_us: NDArray[np.int64]
+    streams: Sequence[str | None]
+    codes: NDArray[np.uint32]
+
+    def at(self, row: int) -> Outer:
+        """The facts of one line."""
+        stream = self.streams[self.codes[row]]
+        return self.outer._replace(time_us=int(self.time_us[row]), stream=stream)
+
+    def part(self, start: int) -> Outers:
+        """Those of the lines from `start` on."""
+        return self._replace(time_us=self.time_us[start:], codes=self.codes[start:])
+
+
+def joined_outers(parts: Sequence[Outers]) -> Outers:
+    """The facts of successive blocks whose `outer` is the same."""
+    places: dict[str | None, int] = {}
+    codes = []
+    for part in parts:
+        mine = [places.setdefault(stream, len(places)) for stream in part.streams]
+        codes.append(np.array(mine, np.uint32)[part.codes])
+    times = np.concatenate([part.time_us for part in parts])
+    return Outers(parts[0].outer, times, list(places), np.concatenate(codes))
+
+
+class _Place(NamedTuple):
+    """Where in a beginning the seconds of a clock stand, and their fraction."""
+
+    second: slice
+    fraction: slice
+
+
+class _Beginning(NamedTuple):
+    """The facts of lines with the same beginning, their time at second 0, and which of the clocks tells the seconds."""
+
+    outer: Outer
+    time_us: int
+    clock: int
+
+
+@dataclass(slots=True)
+class KnownEnvelopes:
+    """The beginnings seen so far in a source."""
+
+    _known: dict[tuple[object, ...], _Beginning | None] = field(default_factory=dict)
+
+    def outers_of(self, block: TextBlock) -> Outers | None:
+        """The facts of a block's lines; None where they are to be read line by line."""
+        worn = block.worn
+        assert worn is not None
+        dressed = worn.dressed
+        starts = dressed.starts
+        sizes = dressed.ends - starts - (block.ends - block.starts)
+        time_us = np.empty(len(starts), np.int64)
+        codes = np.empty(len(starts), np.uint32)
+        facts: dict[Outer, int] = {}
+        different = np.unique(sizes)
+        if len(different) > _MOST_SIZES or different[0] <= 0:
+            return None
+        for size in different.tolist():
+            rows = np.flatnonzero(sizes == size)
+            view = np.ndarray((len(dressed) - size + 1,), f"V{size}", dressed.data, strides=(1,))
+            begins = view[starts[rows]].view(np.uint8).reshape(len(rows), size)
+            found = self._read(worn, begins, rows, facts)
+            if found is None:
+                return None
+            time_us[rows], codes[rows] = found
+        streams = [outer.stream for outer in facts]
+        outers = {outer._replace(stream=None) for outer in facts}
+        return Outers(outers.pop(), time_us, streams, codes) if len(outers) == 1 else None
+
+    def _read(
+        self,
+        worn: Worn,
+        begins: NDArray[np.uint8],
+        rows: NDArray[np.int64],
+        facts: dict[Outer, int],
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32]] | None:
+        """Times and places in `facts` of lines with beginnings of one size."""
+        clocks = [_Place(_slice(m, 1), _slice(m, 2)) for m in _CLOCK.finditer(begins[0].tobytes())]
+        digits = [begins[:, part] - np.uint8(_ZERO) for clock in clocks for part in clock]
+        if not clocks or any((part > 9).any() for part in digits):
+            return None
+        bare = begins.copy()
+        for clock in clocks:
+            bare[:, clock.second] = bare[:, clock.fraction] = _ZERO
+        heads, codes = _different(bare)
+        known = [
+            self._beginning(worn, bare[head].tobytes(), int(rows[head]), clocks) for head in heads
+        ]
+        which = {begin.clock for begin in known if begin is not None}
+        if None in known or len(which) != 1:
+            return None
+        place = which.pop()
+        second, fraction = digits[2 * place], digits[2 * place + 1][:, :6]
+        inside = second @ np.array([10, 1]) * _SECOND_US
+        if fraction.shape[1]:
+            inside += fraction @ (10 ** np.arange(5, 5 - fraction.shape[1], -1))
+        base = np.array([begin.time_us for begin in known if begin is not None])
+        own = [facts.setdefault(b.outer, len(facts)) for b in known if b is not None]
+        return base[codes] + inside, np.array(own, np.uint32)[codes]
+
+    def _beginning(
+        self, worn: Worn, bare: bytes, row: int, clocks: Sequence[_Place]
+    ) -> _Beginning | None:
+        key = (*(envelope.name for envelope in worn.envelopes), bare)
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            dressed = worn.dressed
+            start, end = int(dressed.starts[row]) + len(bare), int(dressed.ends[row])
+            self._known[key] = _tried(worn, bare, dressed.data[start:end], clocks)
+        return self._known[key]
+
+
+def _different(lines: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """One row of each kind, and of which kind each row is. Only the columns that vary are compared, eight at a time."""
+    varied = lines[:, (lines != lines[0]).any(axis=0)]
+    codes = np.zeros(len(lines), np.int64)
+    heads = np.zeros(1, np.int64)
+    for at in range(0, varied.shape[1], 8):
+        part = np.zeros((len(lines), 8), np.uint8)
+        columns = varied[:, at : at + 8]
+        part[:, : columns.shape[1]] = columns
+        kinds, which = np.unique(part.view("<u8")[:, 0], return_inverse=True)
+        _, heads, codes = np.unique(
+            codes * len(kinds) + which, return_index=True, return_inverse=True
+        )
+    return heads, codes
+
+
+def _slice(found: re.Match[bytes], group: int) -> slice:
+    return slice(found.start(group), found.end(group)) if found[group] else slice(0, 0)
+
+
+def _tried(worn: Worn, bare: bytes, text: bytes, clocks: Sequence[_Place]) -> _Beginning | None:
+    """The facts of a beginning whose clocks stand at second 0, if seconds and fraction of one clock change the time and nothing else."""
+
+    def facts(place: _Place, second: bytes, digit: bytes) -> Outer:
+        begin = bytearray(bare)
+        begin[place.second] = second
+        begin[place.fraction] = digit * (place.fraction.stop - place.fraction.start)
+        return worn.facts((bytes(begin) + text).decode("utf-8", "replace"))
+
+    still = facts(clocks[0], b"00", b"0")
+    if still.time_us is None:
+        return None
+    telling = []
+    for place in clocks:
+        size = min(place.fraction.stop - place.fraction.start, 6)
+        nines = int("9" * size + "0" * (6 - size))
+        changes = [
+            (facts(place, second, digit), more)
+            for second, digit, more in (
+                (b"07", b"0", 7 * _SECOND_US),
+                (b"59", b"0", 59 * _SECOND_US),
+                (b"59", b"9", 59 * _SECOND_US + nines),
+            )
+        ]
+        if all(outer == still._replace(time_us=still.time_us + more) for outer, more in changes):
+            telling.append(clocks.index(place))
+        elif any(outer != still for outer, _ in changes):
+            return None
+    if len(telling) != 1:
+        return None
+    return _Beginning(still._replace(time_us=None), still.time_us, telling[0])

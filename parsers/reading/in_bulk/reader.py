@@ -1,0 +1,227 @@
+"""From sources to frames: blocks in bulk, and line by line where a block holds what columns cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parsers.lines import TextBlock
+from parsers.lines_part import Line, Outer
+from parsers.reading.by_line import (
+    KEEP_EVENTS,
+    Keep,
+    LogSource,
+    SourceReader,
+    readers,
+)
+from parsers.reading.events import Coverage, Event
+from parsers.reading.frames import FrameBuilder
+from parsers.reading.in_bulk.block import Block, Mask, is_available
+from parsers.reading.in_bulk.block_rows import Evidence, Stretch
+from parsers.reading.in_bulk.envelope_facts import KnownEnvelopes, Outers, joined_outers
+from parsers.reading.in_bulk.messages import Memory, messages_of
+from parsers.reading.in_bulk.structure import Structure, mark_tails, structure_of
+from parsers.reading.in_bulk.templates import alike_in
+from parsers.records.prefix import parse_header
+from parsers.records.record import Assembler, PlaceKey, Record, as_begun, is_open, place_of
+
+__all__ = ["Evidence", "read_frames"]
+
+BLOCK = 1 << 23
+_LARGEST = 31 << 20
+_FEWEST = 16  # shorter stretches are read line by line
+_CHUNK = 256
+
+
+def read_frames(
+    sources: Sequence[LogSource],
+    coverage: Coverage,
+    builder: FrameBuilder,
+    *,
+    year: int | None = None,
+    keep: Keep = KEEP_EVENTS,
+    take: Callable[[Event], None] | None = None,
+    evidence: Evidence | None = None,
+) -> None:
+    """Read `sources` into `builder`; `coverage` is filled as by `parsers.reading.by_line.read_events`.
+
+    `take` gets the events that are read one by one in the builder's stead, and may hand them on to it; `evidence` gets the
+    texts of the statistics lines that are not.
+    """
+    bulk = is_available() and not keep.other and not keep.prompts
+    bytes(_LARGEST)  # glibc gives freed memory back at once until a piece of that size was freed
+    for source, reader in readers(sources, coverage, year=year, keep=keep):
+        pieces = getattr(source, "pieces", None)
+        if pieces is None or not bulk:
+            for event in reader.read(source.lines()):
+                (take or builder.add)(event)
+        else:
+            chars = source.size is None
+            _SourceInBulk(reader, builder, take or builder.add, evidence, chars).read(pieces())
+
+
+class _Held(NamedTuple):
+    """A block that can be read in bulk, and the facts of the envelopes that were taken off its lines."""
+
+    block: TextBlock
+    outers: Outers | None
+
+    def continues(self, other: _Held) -> bool:
+        """Whether both can be read as one."""
+        if self.outers is None or other.outers is None:
+            return self.outers is other.outers
+        return self.outers.outer == other.outers.outer
+
+
+class _SourceInBulk:
+    """Reads one source; `reader` keeps clock, servers and counts for both ways of reading."""
+
+    def __init__(
+        self,
+        reader: SourceReader,
+        builder: FrameBuilder,
+        take: Callable[[Event], None],
+        evidence: Evidence | None,
+        chars: bool,
+    ) -> None:
+        self.reader, self.builder, self.take, self.evidence = reader, builder, take, evidence
+        self.chars = chars
+        self.assemblers: dict[PlaceKey, Assembler] = {None: Assembler()}
+        self.here = self.assemblers[None]  # that of the place of the lines in hand
+        self.memory = Memory()
+        self.envelopes = KnownEnvelopes()
+
+    def read(self, pieces: Iterator[TextBlock | list[Line]]) -> None:
+        held: list[_Held] = []  # to be read as one
+        for piece in pieces:
+            one = self._in_bulk(piece)
+            if held and (one is None or not one.continues(held[-1])):
+                held = self._read(held, more=False)
+            if one is None:
+                for line in piece.lines() if isinstance(piece, TextBlock) else piece:
+                    self._feed(line)
+                continue
+            held.append(one)
+            if sum(len(other.block) for other in held) >= BLOCK:
+                held = self._read(held, more=True)
+        self._read(held, more=False)
+        for assembler in as_begun(self.assemblers.values()):
+            self._records(assembler.end())
+
+    def _in_bulk(self, piece: TextBlock | list[Line]) -> _Held | None:
+        """A piece that can be read in bulk."""
+        if not isinstance(piece, TextBlock):
+            return None
+        if piece.worn is None:
+            return _Held(piece, None)
+        outers = self.envelopes.outers_of(piece)
+        return None if outers is None else _Held(piece, outers)
+
+    # -- line by line --------------------------------------------------------------------------------
+
+    def _feed(self, line: Line) -> None:
+        self.reader.count(line)
+        key = place_of(line.outer)
+        assembler = self.assemblers.get(key)
+        if assembler is None:
+            assembler = self.assemblers[key] = Assembler()
+        self._records(assembler.feed(line))
+
+    def _records(self, records: Iterator[Record]) -> None:
+        for record in records:
+            for event in self.reader.events(record):
+                self.take(event)
+
+    def _is_done(self, text: str, outer: Outer | None, *, header: bool) -> bool:
+        """Whether no line from `text` on belongs to what has been read line by line."""
+        pending = self.here.pending
+        if self.here.first or self.here.held:
+            return False
+        if pending is None:
+            return True
+        if is_open(pending):
+            return False
+        if not header:  # an access line after an access line
+            return outer is None and len(self.assemblers) == 1
+        prefix = parse_header(text)
+        return prefix is not None and not self.here.continues(
+            pending, prefix, text[prefix.start :], outer
+        )
+
+    # -- in bulk -------------------------------------------------------------------------------------
+
+    def _read(self, held: Sequence[_Held], *, more: bool) -> list[_Held]:
+        """Read successive blocks as one; where `more` follow, gives back the last record, which may go on there."""
+        if not held:
+            return []
+        number, block = held[0].block.number, Block([one.block for one in held])
+        parts = [one.outers for one in held if one.outers is not None]
+        outers = joined_outers(parts) if parts else None
+        self.here = self.assemblers.setdefault(
+            place_of(outers.outer) if outers else None, Assembler()
+        )
+        found = structure_of(block, alike_in(block, self.memory.lines))
+        said = messages_of(block, found, self.memory)
+        # A line after a request belongs to no message, but it has the facts of the request's envelope.
+        complete = said.request if outers is None else np.zeros_like(said.request)
+        last = mark_tails(found, complete)
+        stretch = Stretch(self.reader, self.builder, number, block, found, said, outers)
+        count = last if more and last else len(block)
+        self._lines(stretch, count)
+        stretch.hand_over(self.evidence)
+        if count == len(block):
+            return []
+        rest = TextBlock(number + count, block.stretch(int(block.starts[count]), block.size))
+        return [_Held(rest, outers.part(count) if outers else None)]
+
+    def _blocks(self, held: Sequence[TextBlock], *, more: bool) -> list[TextBlock]:
+        """`_read` for blocks whose lines wore no envelopes."""
+        return [one.block for one in self._read([_Held(b, None) for b in held], more=more)]
+
+    def _lines(self, stretch: Stretch, count: int) -> None:
+        """Read the first `count` lines of a block, as many as possible in bulk."""
+        block, number, found, outers = stretch.block, stretch.first, stretch.found, stretch.outers
+        begins = ~found.bad & found.header
+        begins[1:] |= ~found.bad[1:] & found.reached[1:] & found.reached[:-1]
+        ready = np.flatnonzero(begins & _long_enough(found.bad))
+        stops = np.flatnonzero(found.bad)
+        at = start = 0
+        chunk: list[str] = []
+        while at < count:
+            if not start <= at < start + len(chunk):
+                chunk, start = block.texts(range(at, min(at + _CHUNK, count))), at
+            line = Line(number + at, chunk[at - start], outers.at(at) if outers else None)
+            if self._may_begin(at, line, found, ready):
+                self._records(self.here.end())
+                place = np.searchsorted(stops, at)
+                end = int(stops[place]) if place < len(stops) else count
+                if stretch.read(at, end):
+                    if self.chars:
+                        self.reader.chars += block.width(at, end)
+                    at = end
+                    continue
+            self._feed(line)
+            at += 1
+
+    def _may_begin(self, at: int, line: Line, found: Structure, ready: NDArray[np.int64]) -> bool:
+        if found.bad[at]:
+            return False
+        clean = self.here.pending is None and not self.here.held and not self.here.first
+        if at == 0 and clean:
+            return True
+        place = np.searchsorted(ready, at)
+        if place >= len(ready) or ready[place] != at:
+            return False
+        return self._is_done(line.text, line.outer, header=bool(found.header[at]))
+
+
+def _long_enough(bad: Mask) -> Mask:
+    """The lines after which no bad one, and not the end, comes too soon."""
+    stops = np.append(np.flatnonzero(bad), len(bad))
+    near = (stops[:, None] - np.arange(_FEWEST)).reshape(-1)
+    long = np.ones(len(bad) + 1, np.bool_)
+    long[near[near >= 0]] = False
+    return long[:-1]

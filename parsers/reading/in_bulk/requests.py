@@ -1,0 +1,287 @@
+"""Requests that are received, added, finished or aborted: all but the id is the same again and again, or differs in its limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, zip_longest
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from parsers import families
+from parsers.families.formats_part import Fields
+from parsers.reading.columns import Coded
+from parsers.reading.frames import fields_frame
+from parsers.reading.in_bulk.block import MARGIN, Alphabet, Block, Mask, Rows
+from parsers.reading.in_bulk.parts import Column, Part
+from parsers.reading.in_bulk.prefixes import WORD_CHARS
+from parsers.reading.in_bulk.shapes import Hole, Shape, shape_of
+from parsers.records.prefix import Header, strip_ansi
+from parsers.records.record import Record, RecordText, glued_at, is_open, may_continue
+
+__all__ = ["KnownParameters", "fields_of", "lives", "received"]
+
+_LONGEST_ID = 256
+_LONGEST = MARGIN - 512  # with other numbers it may become longer
+_NEAR = 64  # bytes in which nearly all ids end
+_WORD = Alphabet(WORD_CHARS)
+_ENDS = (ord("."), ord(":"))  # an id does not end in these
+_PARAMS = b": params: "
+_ANY_ID = "x"
+_MOST_SHAPES = 64
+_SMALL = 1 << 16  # a table of so many numbers is sooner made than the numbers sorted
+_FEWEST = 4
+_LIMIT = re.compile(rb"\b(max_tokens|min_tokens)=([0-9]+)(?=[,)])")
+# Any other number, but for those that are fields too.
+_NUMBER = re.compile(
+    rb"(?<=[ (])(?!max_tokens=|min_tokens=|n=|best_of=)[a-z_]+=([0-9]+(?:\.[0-9]+)?)(?=[,)])"
+)
+_OTHER = "_"
+_ANY = Alphabet("".join(map(chr, range(128))))
+_MANY_SHAPES = 12
+_MOST_MISSES = 8
+_NO_HEADER = Header("INFO", (1, 1, 0, 0, 0), "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """What follows the id: `pieces` are the texts of `params` around the numbers, after it stand `rest` bytes.
+
+    `columns` are the fields but for the limits.
+    """
+
+    shape: Shape
+    pieces: tuple[str, ...]
+    rest: int
+    columns: dict[str, Column]
+
+
+@dataclass(slots=True)
+class KnownParameters:
+    """The parameters seen so far in a source, but for their limits."""
+
+    all: list[_Parameters] = field(default_factory=list)
+
+
+def lives(block: Block, rows: Rows, message: int, verb: str) -> tuple[Part, Mask]:
+    """`Added request x.` and its like, whose text begins `message` bytes after the line's start; and which rows were read."""
+    starts = block.starts[rows] + (message + len(verb))
+    sizes = block.ends[rows] - starts
+    last = block.words(block.ends[rows] - 8)  # the record's prefix alone is longer
+    closed = last >> np.uint64(56) == ord(".")
+    sizes -= closed
+    good = (sizes > 0) & (sizes <= _LONGEST_ID)
+    ends = np.where(closed, last >> np.uint64(48), last >> np.uint64(56)) & np.uint64(0xFF)
+    for mark in _ENDS:
+        good &= ends != mark
+    fit, ids = block.strings(starts[good], sizes[good], _WORD)
+    good[good] = fit
+    columns: dict[str, Column] = {
+        "request_id": ids.filter(pl.Series(fit)) if not fit.all() else ids,
+        "variant": verb.split(" ")[0].lower(),
+    }
+    return Part(rows[good], columns), good
+
+
+def received(
+    block: Block, rows: Rows, message: int, verb: str, known: KnownParameters
+) -> tuple[list[Part], Mask]:
+    """`Received request x: params: …`, and which rows were read."""
+    starts = block.starts[rows] + (message + len(verb))
+    sizes, good = _id_sizes(block, starts)
+    fit, ids = block.strings(starts[good], sizes[good], _WORD)
+    good[good] = fit
+    if not fit.all():
+        ids = ids.filter(pl.Series(fit))
+    mine = rows[good]
+    places = starts[good] + (sizes[good] + len(": "))
+    ends = block.ends[mine]
+    parts: list[Part] = []
+    left = np.arange(len(mine))
+
+    def take(parameters: _Parameters) -> int:
+        nonlocal left
+        found = parameters.shape.find(block, places[left], ends[left])
+        if not len(found.which):
+            return 0
+        which = left[found.which]
+        own = ids if len(which) == len(ids) else ids.gather(pl.Series(which))
+        columns = _columns(parameters, found.values, block, places[which], ends[which])
+        parts.append(Part(mine[which], {"request_id": own, **columns}))
+        left = np.delete(left, found.which)
+        return len(which)
+
+    for parameters in known.all:
+        if len(left):
+            take(parameters)
+    misses = 0
+    while len(left) and len(known.all) < _MOST_SHAPES and misses < _MOST_MISSES:
+        at = int(left[(len(left) // 2 + misses) % len(left)])
+        said = block.stretch(int(places[at]), int(ends[at]))
+        learned = False
+        for loose in (False, True)[len(known.all) >= _MANY_SHAPES :]:
+            seen = _parameters_of(said, loose=loose)
+            if seen is not None and len(left) and take(seen) >= _FEWEST:
+                known.all.append(seen)
+                learned = True
+                break
+        misses += not learned
+    done = np.ones(len(mine), np.bool_)
+    done[left] = False
+    good[good] = done
+    return parts, good
+
+
+def _id_sizes(block: Block, starts: Rows) -> tuple[Rows, Mask]:
+    """How long the ids are that are followed by parameters, and where there is one. Most are as long as the first."""
+    first = block.stretch(int(starts[0]), int(starts[0]) + _NEAR).find(_PARAMS)
+    sizes = np.full(len(starts), max(first, 0))
+    good = block.equal(starts + first, _PARAMS) if first > 0 else np.zeros(len(starts), np.bool_)
+    if not good.all():
+        others = starts[~good]
+        size = (block.fetched(others, _NEAR) == ord(":")).argmax(axis=1)
+        sizes[~good] = size
+        good[~good] = (size > 0) & block.equal(others + size, _PARAMS)
+    return sizes, good
+
+
+def _columns(
+    parameters: _Parameters,
+    numbers: dict[str, NDArray[Any]],
+    block: Block,
+    places: Rows,
+    ends: Rows,
+) -> dict[str, Column]:
+    """The fields of requests with parameters alike, which stand from `places` to before `ends`."""
+    limits = {name: values for name, values in numbers.items() if not name.startswith(_OTHER)}
+    columns = dict(parameters.columns)
+    columns.update((name, pl.Series(values)) for name, values in limits.items())
+    if not numbers:
+        return {**columns, "params": parameters.pieces[0]}
+    count = len(places)
+    if len(limits) < len(numbers) or _are_many(limits, count):
+        start = len(_PARAMS) - len(": ")
+        sizes = ends - places - (start + parameters.rest)
+        _, printed = block.strings(places + start, sizes, _ANY)
+        return {**columns, "params": printed}
+    # Few limits come again and again: each text is made once.
+    rows = np.zeros((1, 0), np.int64)
+    codes = np.zeros(count, np.int64)
+    for values in limits.values():
+        known, which = _different(values)
+        both, codes = _different(codes * len(known) + which)
+        rows = np.column_stack((rows[both // len(known)], known[both % len(known)]))
+    texts = [
+        "".join(chain.from_iterable(zip_longest(parameters.pieces, map(str, row), fillvalue="")))
+        for row in rows.tolist()
+    ]
+    return {**columns, "params": Coded(texts, codes.astype(np.uint32))}
+
+
+def _are_many(limits: dict[str, NDArray[np.int64]], count: int) -> bool:
+    """Whether the limits differ so much that few texts would be made twice."""
+    return any(len(_different(values)[0]) * 4 > count for values in limits.values())
+
+
+def _different(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different numbers among `values`, none of them negative, and which of them each is."""
+    if not len(values) or values.max() >= _SMALL:
+        return np.unique(values, return_inverse=True)
+    seen = np.zeros(_SMALL, np.bool_)
+    seen[values] = True
+    known = np.flatnonzero(seen)
+    places = np.zeros(_SMALL, np.int64)
+    places[known] = np.arange(len(known))
+    return known, places[values]
+
+
+@lru_cache(maxsize=1 << 10)
+def _parameters_of(said: bytes, *, loose: bool) -> _Parameters | None:
+    """The shape and the fields of what follows `Received request x: `; None where the line is to be read by itself.
+
+    In a `loose` shape other numbers may vary too.
+    """
+    fields = fields_of(said) if len(said) < _LONGEST else None
+    if fields is None:
+        return None
+    start = len(_PARAMS) - len(": ")
+    params = said[start : start + len(str(fields["params"]))]
+    if params.decode() != fields["params"]:
+        return None
+    holes = [
+        Hole(found[1].decode(), found.start(2) + start, found.end(2) + start)
+        for found in _LIMIT.finditer(params)
+    ]
+    if loose:
+        holes += [
+            Hole(f"{_OTHER}{at}", found.start(1) + start, found.end(1) + start, b"." in found[1])
+            for at, found in enumerate(_NUMBER.finditer(params))
+        ]
+        holes.sort(key=lambda hole: hole.start)
+    shape = shape_of(said, holes) if _are_free(said, holes, fields) else None
+    if shape is None:
+        holes, shape = [], shape_of(said, [])
+    if shape is None:
+        return None
+    columns = fields_frame("request", [fields]).row(0, named=True)
+    own = {"request_id", "params", *(hole.name for hole in holes)}
+    columns = {n: value for n, value in columns.items() if value is not None and n not in own}
+    pieces, at = [], start
+    for hole in (*holes, None):
+        end = start + len(params) if hole is None else hole.start
+        pieces.append(said[at:end].decode())
+        at = hole.end if hole is not None else end
+    columns["variant"] = "received"
+    return _Parameters(shape, tuple(pieces), len(said) - start - len(params), columns)
+
+
+def fields_of(said: bytes, *, prompt: bool = False) -> Fields | None:
+    """What `Received request x: …` says; None where the line is to be read by itself. A `prompt` is to be one word."""
+    if not said.isascii() or said.count(b"prompt: ") != prompt:
+        return None
+    message = f"Received request {_ANY_ID}: {said.decode()}"
+    if not _is_simple(message):
+        return None
+    match = families.match(message, prefixed=True)
+    if match is None or (match.family, match.variant) != ("request", "received"):
+        return None
+    return match.fields
+
+
+def _are_free(said: bytes, holes: Sequence[Hole], fields: Fields) -> bool:
+    """Whether these may be any numbers, and all fields but the limits stay the same: it is tried."""
+    if len({hole.name for hole in holes}) != len(holes):
+        return False
+    for one, other_one in (("7", "1234567"), ("1020304", "90")):
+        text, want, end = said, dict(fields), len(said)
+        for place, hole in reversed(list(enumerate(holes))):
+            number = (one, other_one)[place % 2]
+            printed = f"{number}.{number}" if hole.fraction else number
+            text = text[: hole.start] + printed.encode() + text[hole.end :]
+            if not hole.name.startswith(_OTHER):
+                want[hole.name] = int(number)
+        other = fields_of(text)
+        if other is None:
+            return False
+        want["params"] = other["params"]
+        length = len(str(fields["params"])) + len(text) - end
+        if other != want or len(str(other["params"])) != length:
+            return False
+    return True
+
+
+def _is_simple(message: str) -> bool:
+    """Whether a record's text is one message on one line."""
+    return not (
+        may_continue(message)
+        or "x across cluster]" in message
+        or strip_ansi(message) != message
+        or not message.isprintable()
+        or glued_at(message, _NO_HEADER, False) >= 0
+        or is_open(Record([RecordText(0, message)]))
+    )

@@ -1,0 +1,1 @@
+"""Where bytes come from: files, folders, journals, object stores, compression, reading on."""

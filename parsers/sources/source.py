@@ -1,0 +1,374 @@
+"""Where log lines come from: files, folders, globs, standard input, systemd journals.
+
+A source is read in bounded blocks, whatever its size and compression; what could not be read is counted
+in `Source.loss` and never stops another source.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from parsers.envelopes import Clock
+from parsers.envelopes.blocks import is_newest_first, turned_round, unwrapped
+from parsers.envelopes.chronology import TooLargeError
+from parsers.envelopes.stamps import zone_of
+from parsers.lines import TextBlock, after_hole, is_binary, transcoded
+from parsers.lines_part import Line, Outer
+from parsers.sources.compression import (
+    BLOCK,
+    DamagedError,
+    compression_of,
+    decoded,
+    open_blocks,
+    unsupported,
+)
+from parsers.sources.discovery import Found, discover
+from parsers.sources.journal import MAGIC, JournalError, JournalQuery, export_blocks
+from parsers.sources.object_stores import RemoteFile, sentence_of
+from parsers.sources.resuming import Window
+from parsers.sources.rotation import pod_of, rotation_of
+from parsers.surrogates import without_lone_surrogates
+
+__all__ = ["JournalQuery", "Loss", "Source", "Sources", "expand", "journal_of"]
+
+_FIFO_PATIENCE_S = 2.0
+_MAGIC_SIZE = 16
+
+
+@dataclass(slots=True)
+class Loss:
+    """What of a source could not be read.
+
+    `truncated` counts lines that were cut, `bytes` what was left out (of cut lines: text, of a damaged
+    compressed stream: compressed bytes), `problem` is a sentence or None.
+    """
+
+    truncated: int = 0
+    problem: str | None = None
+    bytes: int = 0
+
+
+class Source:
+    """One stream of log lines.
+
+    `name` is the source as the user gave it, `group` the rotated set (or journal) that it belongs to: one
+    server's stream; `modified_us` its last change in microseconds since the epoch (UTC), None for a pipe.
+    `problem` says why it could not be opened or read at all; it is set at once or when it is first read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        path: Path | None = None,
+        stream: BinaryIO | None = None,
+        group: str | None = None,
+        timezone: str | None = None,
+        problem: str | None = None,
+        live: bool = False,
+        query: JournalQuery | None = None,
+        remote: RemoteFile | None = None,
+    ) -> None:
+        self.name = without_lone_surrogates(name)  # a file name need not be UTF-8
+        self.path = path
+        self.group = group if group is not None else name
+        self.timezone = timezone
+        self.live = live
+        self.problem = problem
+        self.loss = Loss()
+        self.size: int | None = None
+        self.modified_us: int | None = None
+        self.newest_first = False
+        self.compression: str | None = None
+        self.window: Window | None = None
+        self._is_journal = False
+        self._stream = stream
+        self._query = query
+        self._remote = remote
+        if remote is not None:
+            self.size, self.modified_us = remote.size, remote.modified_us
+        if path is not None and problem is None:
+            self._examine(path)
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, problem={self.problem!r})"
+
+    def elsewhere(self) -> Source:
+        """The same for a process that works in another folder, or on another machine that sees the same files."""
+        other = copy(self)
+        other.path = self.path.absolute() if self.path is not None else None
+        return other
+
+    def _examine(self, path: Path) -> None:
+        try:
+            facts = path.stat()
+        except OSError as error:
+            self.problem = _sentence(error)
+            return
+        if stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode):
+            self.modified_us = facts.st_mtime_ns // 1000
+        if stat.S_ISREG(facts.st_mode):
+            self.size = facts.st_size
+        elif stat.S_ISSOCK(facts.st_mode):
+            self.problem = "a socket, not a log"
+
+    def blocks(self) -> Iterator[bytes]:
+        """The source's bytes, decompressed, in blocks of bounded size; a journal's in export format.
+
+        Never raises for what lies in the source: see `problem` and `loss`.
+        """
+        if self.problem is not None:
+            return
+        text = self._open_and_read()
+        try:
+            yield from text if self.window is None else self.window.over(text)
+        except DamagedError as damage:
+            self.loss.problem = damage.reason
+            self.loss.bytes += damage.lost
+        except JournalError as error:
+            self.problem = str(error)
+        except OSError as error:
+            self.problem = _sentence(error)
+
+    def _open_and_read(self) -> Iterator[bytes]:
+        if self._stream is not None:
+            yield from self._read(self._stream)
+        elif self._remote is not None:
+            yield from self._read_remote(self._remote)
+        elif self._query is not None:
+            yield from self._journal(self._query.blocks(BLOCK))
+        elif self.path is not None and self.path.is_dir():
+            yield from self._journal(export_blocks(self.path, BLOCK))
+        elif self.path is not None:
+            stream, head = _open(self.path)
+            with stream:
+                yield from self._read(stream, head)
+
+    def _read_remote(self, remote: RemoteFile) -> Iterator[bytes]:
+        try:
+            with remote.open() as stream:
+                yield from self._read(stream)
+        except (DamagedError, JournalError):
+            raise
+        except Exception as error:  # each store has exceptions of its own
+            if isinstance(error, OSError) and error.strerror:
+                raise
+            raise OSError(0, sentence_of(error)) from error
+
+    def _read(self, stream: BinaryIO, head: bytes = b"") -> Iterator[bytes]:
+        read = open_blocks(stream, live=self.live, until=None if self.live else _size_of(stream))
+        head += read()
+        while 0 < len(head) < _MAGIC_SIZE and (more := read()):  # a pipe may give little at a time
+            head += more
+        if self.path is not None and head.startswith(MAGIC):
+            yield from self._journal(export_blocks(self.path, BLOCK))
+            return
+        self.problem = unsupported(head)
+        if self.problem is not None:
+            return
+        kind = self.compression = compression_of(head)
+        if kind is None and self.window is not None and self.size is not None:
+            head = self.window.reach(stream, head)
+        raw = _pushed_back(head, read)
+        yield from self._text(decoded(kind, raw) if kind else iter(raw, b""))
+        if kind is None and self.size is not None:
+            self._check_whole(stream)
+
+    def _journal(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        self._is_journal = True
+        return blocks
+
+    def _text(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        first = next(blocks, b"")
+        if self.size is not None and first[:1] == b"\0":
+            first = after_hole(first, blocks)
+        if (problem := unsupported(first)) or is_binary(first):
+            self.problem = problem or "a binary file, not a log"
+            return
+        yield from transcoded(first, blocks)
+
+    def _check_whole(self, stream: BinaryIO) -> None:
+        """Note when a file became shorter while it was read (log rotation by copy and truncate)."""
+        with suppress(OSError, ValueError):
+            if os.fstat(stream.fileno()).st_size < stream.tell():
+                self.loss.problem = "the file was truncated while it was read"
+
+    def lines(self) -> Iterator[Line]:
+        """The payload lines: physical lines with their envelopes removed.
+
+        Physical lines end at a line feed alone; carriage returns before it are dropped, others stay. A line
+        of more than 1 MiB is cut and counted in `loss`. Bytes that are no UTF-8 become U+FFFD. A source that
+        is newest first is turned round (`newest_first` is set), its lines keep their numbers.
+        """
+        for piece in self._pieces(bulk=False):
+            if isinstance(piece, TextBlock):
+                yield from piece.lines()
+            else:
+                yield from piece
+
+    def pieces(self) -> Iterator[TextBlock | list[Line]]:
+        """The bulk form of `lines`: payload text in blocks where that can be had, all else as lines.
+
+        A block's `data` is payload text; in which envelopes its lines stood tells its `worn`, if not None
+        (`worn.outer(i)` gives the facts of the block's line i, from 0).
+        """
+        return self._pieces(bulk=True)
+
+    def _pieces(self, *, bulk: bool) -> Iterator[TextBlock | list[Line]]:
+        clock = Clock(self.timezone, self.modified_us)
+        pod = pod_of(str(self.path.absolute())) if self.path is not None else None
+        pieces = unwrapped(
+            self.blocks(),
+            self.loss,
+            clock,
+            by_entry=lambda: self._is_journal,
+            bulk=bulk and pod is None,
+        )
+        if pod is not None:
+            pieces = _placed(pieces, Outer("", pod=pod[0], container=pod[1]))
+        first = next(pieces, None)
+        if first is None:
+            return
+        self.newest_first = not self.live and is_newest_first(first)
+        if not self.newest_first:
+            yield first
+            yield from pieces
+            return
+        try:
+            yield from turned_round(first, pieces)
+        except TooLargeError:
+            self.loss.problem = "newest first and too large to turn round; sort it oldest first"
+        except OSError as error:  # no space for the temporary file
+            reason = error.strerror or str(error)
+            self.loss.problem = f"newest first and could not be turned round: {reason}"
+
+
+def _placed(
+    pieces: Iterator[TextBlock | list[Line]], place: Outer
+) -> Iterator[TextBlock | list[Line]]:
+    """With the pod and container that the file's place tells, where the lines do not."""
+    for piece in pieces:
+        if isinstance(piece, TextBlock):
+            yield piece
+        else:
+            yield [ln._replace(outer=ln.outer.completed(place)) if ln.outer else ln for ln in piece]
+
+
+class Sources(list[Source]):
+    """The sources found, in reading order; `notes` has a sentence for each file passed over in a folder."""
+
+    def __init__(self, sources: Sequence[Source] = (), notes: Sequence[str] = ()) -> None:
+        super().__init__(sources)
+        self.notes = list(notes)
+
+
+def journal_of(query: JournalQuery) -> Source:
+    """This machine's journal of a unit, as a source named after it."""
+    return Source(f"journal:{query.unit}", query=query, live=query.follow)
+
+
+def expand(
+    args: Sequence[str],
+    *,
+    stdin: BinaryIO | None = None,
+    timezone: str | None = None,
+    live: bool = False,
+) -> Sources:
+    """Turn the arguments of a command into sources, rotated sets oldest first.
+
+    Files, folders (recursively; files that look like logs), globs, `-` for standard input. What cannot be
+    read is a source with its `problem` set. `timezone` (an IANA name) is that of outer clocks without zone.
+    `live` gives lines as soon as a pipe has them, which leaves out what needs to look far ahead (newest-first
+    exports). Raises ValueError for an unknown time zone.
+    """
+    zone_of(timezone)
+    sources: list[Source] = []
+    notes: list[str] = []
+    for found in _in_rotation_order(list(discover(args, notes))):
+        if found.name == "-" and found.place is None and found.problem is None:
+            stream = stdin if stdin is not None else sys.stdin.buffer
+            sources.append(Source("-", stream=stream, timezone=timezone, live=live))
+        else:
+            group = rotation_of(found.place).base if found.place is not None else None
+            sources.append(
+                Source(
+                    found.name,
+                    live=live,
+                    path=found.path,
+                    group=group,
+                    timezone=timezone,
+                    problem=found.problem,
+                    remote=found.remote,
+                )
+            )
+    return Sources(sources, notes)
+
+
+def _in_rotation_order(found: list[Found]) -> list[Found]:
+    """Keep the order of sets as given, and sort each set oldest first."""
+    place: dict[str, int] = {}
+    keys = []
+    for index, item in enumerate(found):
+        rotation = rotation_of(item.place) if item.place is not None else None
+        base = rotation.base if rotation is not None else item.name
+        age = rotation.age if rotation is not None else (2, 0, "")
+        keys.append((place.setdefault(base, index), age, index))
+    return [found[key[2]] for key in sorted(keys)]
+
+
+def _pushed_back(head: bytes, read: Callable[[], bytes]) -> Callable[[], bytes]:
+    pending = [head]
+
+    def again() -> bytes:
+        return pending.pop() if pending else read()
+
+    return again
+
+
+def _open(path: Path) -> tuple[BinaryIO, bytes]:
+    """Open a file, with its first byte if that was needed to see it.
+
+    A named pipe without a writer is an error, not an endless wait: reading it without blocking gives an
+    end of file at once, where a slow writer gives an error.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    head = b""
+    try:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            select.select([descriptor], [], [], _FIFO_PATIENCE_S)
+            with suppress(BlockingIOError):
+                head = os.read(descriptor, 1)
+                if not head:
+                    raise OSError(0, "an empty named pipe that nobody writes to")
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb"), head
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _size_of(stream: BinaryIO) -> int | None:
+    """A regular file's size now: what is written while it is read is left to the next run, or a fast writer would be read for ever."""
+    try:
+        facts = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return None
+    return facts.st_size or None if stat.S_ISREG(facts.st_mode) else None
+
+
+def _sentence(error: OSError) -> str:
+    """An operating system's error as a short sentence with what to do."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file; check the path"
+    if isinstance(error, PermissionError):
+        return "permission denied; run as a user who may read it"
+    return error.strerror or str(error)

@@ -1,0 +1,96 @@
+"""What a configuration and a workload must obey before they are replayed; each breach is one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.errors import ConfigError, WorkloadError
+from reference_engine.model.workload import Request
+
+__all__ = ["check_config", "check_request", "check_workload"]
+
+LATEST_S = 4e9
+"""Seconds: 127 years, and what nanoseconds in 64 bits can hold with room for the replay."""
+
+MOST_TOKENS = 1 << 40
+_SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+
+
+def check_config(config: EngineConfig) -> None:
+    """Refuse what no engine could run. A token budget below one block is allowed, as the real scheduler allows it.
+
+    Raises:
+        ConfigError: names the setting and what it must be.
+    """
+    least = 2 if config.engine == "vllm-v1" else 1
+    if config.num_blocks < least:
+        note = " (one of them is V1's null block)" if least == 2 else ""
+        raise ConfigError(f"num_blocks is {config.num_blocks}, it must be at least {least}{note}")
+    for name in _SIZES:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}, it must be at least 1")
+    for name in (*_SIZES, "num_blocks", "num_cpu_blocks"):
+        if getattr(config, name) > MOST_TOKENS:
+            raise ConfigError(f"{name} is larger than any server has")
+    if config.policy not in ("fcfs", "priority"):
+        raise ConfigError(f"policy is {config.policy!r}, it must be fcfs or priority")
+    if config.watermark is not None and not 0 <= config.watermark < 1:
+        raise ConfigError(f"watermark is {config.watermark}, it must be from 0 to below 1")
+    if config.max_num_active_seqs is not None and config.max_num_active_seqs < 1:
+        raise ConfigError(
+            f"max_num_active_seqs is {config.max_num_active_seqs}, it must be at least 1"
+        )
+
+
+def check_request(config: EngineConfig, request: Request) -> None:
+    """Refuse a request that the server's front end would refuse, or that has no place in time.
+
+    A prompt of `max_model_len` tokens or more is refused as V1's input processor refuses it (v1/engine/processor.py);
+    V0's scheduler takes it and ignores it.
+
+    Raises:
+        WorkloadError: names the request.
+    """
+    where = f"request {request.id!r}"
+    if request.prompt_tokens < 1 or request.output_tokens < 1:
+        raise WorkloadError(f"{where} must have at least one prompt token and one output token")
+    if max(request.prompt_tokens, request.output_tokens) > MOST_TOKENS:
+        raise WorkloadError(f"{where} has more tokens than any model takes")
+    if request.prompt_tokens >= config.max_model_len and config.engine == "vllm-v1":
+        raise WorkloadError(
+            f"{where} has a prompt of {request.prompt_tokens} tokens, it must be shorter than max_model_len, "
+            f"{config.max_model_len}"
+        )
+    for name in ("arrival_s", "arrival_time", "abort_s"):
+        value = getattr(request, name)
+        if value is not None and not (math.isfinite(value) and 0 <= value <= LATEST_S):
+            raise WorkloadError(
+                f"{where} has {name} {value}, it must be a time from 0 to {LATEST_S:.0e} seconds"
+            )
+    if request.abort_s is not None and request.abort_s < request.arrival_s:
+        raise WorkloadError(f"{where} is aborted before it arrives")
+    if request.prompt is not None:
+        lengths = [length for _stream, length in request.prompt]
+        if min(lengths, default=0) < 0 or sum(lengths) != request.prompt_tokens:
+            raise WorkloadError(
+                f"{where} has prompt pieces of {sum(lengths)} tokens for {request.prompt_tokens} prompt tokens"
+            )
+
+
+def check_workload(config: EngineConfig, requests: Iterable[Request]) -> None:
+    """Check a configuration and all requests.
+
+    Raises:
+        ConfigError, WorkloadError: the first breach; a workload without requests and a repeated id are breaches too.
+    """
+    check_config(config)
+    seen = set()
+    for request in requests:
+        check_request(config, request)
+        if request.id in seen:
+            raise WorkloadError(f"request id {request.id!r} is there twice")
+        seen.add(request.id)
+    if not seen:
+        raise WorkloadError("the workload holds no request")

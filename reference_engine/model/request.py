@@ -1,0 +1,58 @@
+"""A request inside the scheduler: what it has computed, what it was given, and the blocks that it holds."""
+
+from __future__ import annotations
+
+from reference_engine.model.workload import Request
+
+__all__ = ["RequestState"]
+
+
+class RequestState:
+    """The mutable side of one request. All lengths in tokens, `held` in blocks.
+
+    `computed`: tokens whose keys and values are in blocks (0 after an eviction); `output`: tokens delivered so far;
+    `placeholders`: tokens scheduled but not delivered yet (asynchronous scheduling only); `status`: "waiting",
+    "running", "preempted" or "finished"; `blocks`: ids of the held blocks where the pool knows them;
+    `registered`: how many of them carry a hash; `hashes`: content hashes of the request's full blocks so far;
+    `segment`: where `OwnedPool` keeps the blocks of an evicted request.
+    """
+
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "computed",
+        "hashes",
+        "held",
+        "id",
+        "limit",
+        "output",
+        "placeholders",
+        "priority",
+        "prompt",
+        "registered",
+        "request",
+        "segment",
+        "status",
+    )
+
+    def __init__(self, request: Request, max_model_len: int) -> None:
+        self.request = request
+        self.id = request.id
+        self.priority = request.priority
+        self.arrival = request.arrival_s if request.arrival_time is None else request.arrival_time
+        self.prompt = request.prompt_tokens
+        self.limit = min(request.output_tokens, max(1, max_model_len - request.prompt_tokens))
+        self.output = 0
+        self.computed = 0
+        self.placeholders = 0
+        self.status = "waiting"
+        self.held = 0
+        self.blocks: list[int] = []
+        self.registered = 0
+        self.hashes: list[int] = []
+        self.segment: list[int] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Known tokens: the prompt and what was delivered."""
+        return self.prompt + self.output

@@ -1,0 +1,1 @@
+"""A workload and a configuration in, decisions, latencies and ledgers out."""

@@ -1,0 +1,207 @@
+"""The plain replay: one scheduler call a step, every request looked at in every step, and a ledger for each.
+
+`PlainReplay` is the reference that the fast replay must equal; it drives V1 and V0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reference_engine.cost.step_time_part import StepTime
+from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.errors import WorkloadError
+from reference_engine.model.ledger import (
+    BUDGET,
+    DECODE,
+    INTERFERENCE,
+    PREEMPTED_WAIT,
+    PREFILL,
+    QUEUED,
+    RequestRecord,
+    chunk_kind,
+)
+from reference_engine.model.step import Iteration, RequestId, Step
+from reference_engine.model.step_log import StepLog
+from reference_engine.model.workload import Request
+from reference_engine.replay.clock import ReplayClock, batch_duration
+from reference_engine.replay.engines import make_scheduler
+from reference_engine.replay.loop import ProgressGuard
+from reference_engine.v0.step import V0Step
+
+__all__ = ["PlainReplay"]
+
+
+@dataclass(slots=True)
+class _PlainBatch:
+    """A step on the device. `own`: prefill and recompute tokens of each scheduled request; `kinds`: their labels."""
+
+    step: Step
+    start: int
+    end: int
+    own: dict[RequestId, int]
+    kinds: dict[RequestId, int]
+    prefill_tokens: int
+    decode_requests: int
+    kv_tokens: int
+
+
+class PlainReplay(ReplayClock[_PlainBatch]):
+    """A workload on a virtual clock, step by step.
+
+    Args:
+        config: the engine; `engine` and `version` choose the scheduler.
+        step_time: how long a step takes.
+        keep_steps: write the log of steps.
+    """
+
+    def __init__(self, config: EngineConfig, step_time: StepTime, keep_steps: bool = True) -> None:
+        super().__init__(config, step_time)
+        self.scheduler = make_scheduler(config)
+        self.records: dict[RequestId, RequestRecord] = {}
+        self.log = StepLog() if keep_steps else None
+        self.decided = Step()
+        self._alive: dict[RequestId, RequestRecord] = {}
+        self._guard = ProgressGuard()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests inside the scheduler."""
+        return self.scheduler.unfinished
+
+    def all_records(self) -> list[RequestRecord]:
+        """The records of all requests that entered, in order of entry."""
+        return list(self.records.values())
+
+    def _enter(self, request: Request, arrival: int) -> None:
+        if request.id in self._alive:
+            raise WorkloadError(f"request id {request.id!r} is there twice")
+        record = RequestRecord(request, arrival)
+        record.ledger[BUDGET] = self.now - arrival  # a step was under way
+        self.records[request.id] = self._alive[request.id] = record
+        self.scheduler.add(request)
+
+    def _leave(self, request_id: RequestId) -> None:
+        if request_id in self._alive:
+            self.scheduler.abort(request_id)
+            self._end(request_id, "aborted", self.now)
+
+    def _end(self, request_id: RequestId, status: str, time: int) -> None:
+        record = self._alive.pop(request_id)
+        record.status = status
+        record.end = time
+        if status == "finished":
+            self.finished.append(record)
+
+    def _schedule(self) -> _PlainBatch:
+        step = self.scheduler.schedule(self.now / 1e9)
+        self.decided = step
+        for request_id in (*step.preempted, *step.swapped_out):
+            self.records[request_id].preemptions += 1
+            self.preemptions += 1
+        for request_id in step.new:
+            self.records[request_id].cached = step.hits.get(request_id, 0)
+        for request_id in step.ignored:
+            self._end(request_id, "ignored", self.now)
+        return self._batch(step)
+
+    def _batch(self, step: Step) -> _PlainBatch:
+        """What the step computes, and so how long it takes."""
+        own: dict[RequestId, int] = {}
+        kinds: dict[RequestId, int] = {}
+        decodes = kv_tokens = 0
+        for request_id, (start, end) in step.spans.items():
+            record = self.records[request_id]
+            kind = chunk_kind(start, record.request.prompt_tokens, record.reached)
+            kinds[request_id] = kind
+            own[request_id] = 0 if kind == DECODE else end - start
+            decodes += kind == DECODE
+            kv_tokens += end
+            record.recomputed += max(0, min(end, record.reached) - start)
+            record.reached = max(record.reached, end)
+        prefill = sum(own.values())
+        duration = 0
+        if kinds or self._takes_time():
+            duration = batch_duration(self.step_time, prefill, decodes, kv_tokens, len(kinds))
+        start = max(self.now, self.in_flight[-1].end) if self.in_flight else self.now
+        return _PlainBatch(step, start, start + duration, own, kinds, prefill, decodes, kv_tokens)
+
+    def _complete(self, batch: _PlainBatch) -> None:
+        self._write_ledgers(batch)
+        outcome = self.scheduler.update(batch.step)
+        for request_id in outcome.tokens:
+            self._deliver(self.records[request_id], batch.end)
+        for request_id in outcome.finished:
+            self._end(request_id, "finished", batch.end)
+        if isinstance(batch.step, V0Step):  # V0 credits every chunk, also of a recompute
+            self.prompt_tokens += batch.step.prompt_tokens
+        last = self.in_flight[-1].step if self.in_flight else batch.step
+        gone = {r for r in last.running if r not in self._alive}
+        self.running_now = len(last.running) - len(gone)
+        self.waiting_now = self.unfinished - self.running_now
+        self.free_now = outcome.free_blocks
+        if self.log is not None:
+            self.log.append(
+                batch.start,
+                batch.end,
+                batch.prefill_tokens,
+                batch.decode_requests,
+                batch.kv_tokens,
+                batch.step.free_blocks,
+                outcome.free_blocks,
+                len(batch.step.running),
+                len(batch.step.waiting) + len(batch.step.swapped),
+                len(batch.step.preempted) + len(batch.step.swapped_out),
+                len(outcome.tokens),
+                len(outcome.finished),
+            )
+        self.steps += 1
+        self._guard.watch(Iteration(self.turns, [], batch.step, outcome))
+
+    def _deliver(self, record: RequestRecord, time: int) -> None:
+        record.output += 1
+        self.generated_tokens += 1
+        if record.first_token is None:
+            record.first_token = time
+            if self.config.engine == "vllm-v1":
+                self.prompt_tokens += record.request.prompt_tokens
+            self.cached_tokens += record.cached
+        else:
+            gap = time - record.last_token
+            self.gaps[gap] = self.gaps.get(gap, 0) + 1
+        record.last_token = time
+
+    def _write_ledgers(self, batch: _PlainBatch) -> None:
+        """Give the time of this batch to exactly one label (and interference) of each request that lives."""
+        duration = batch.end - batch.start
+        decided = self.decided
+        admitted = set(decided.running)
+        present = set(batch.step.running)
+        disturbances: dict[int, int] = {}
+        for request_id, record in self._alive.items():
+            if request_id in batch.kinds:
+                record.started = True
+                own = batch.own[request_id]
+                if own not in disturbances:
+                    disturbances[own] = self._disturbance(batch, own)
+                disturbed = disturbances[own]
+                record.ledger[INTERFERENCE] += disturbed
+                record.ledger[batch.kinds[request_id]] += duration - disturbed
+            elif request_id in present:  # running, but without a token in this step
+                kind = PREFILL if record.first_token is None else DECODE
+                record.ledger[INTERFERENCE if batch.prefill_tokens else kind] += duration
+            elif record.started:
+                record.ledger[PREEMPTED_WAIT] += duration
+            elif request_id in admitted:  # its first batch comes next
+                record.ledger[BUDGET] += duration
+            else:
+                record.ledger[QUEUED[decided.blocked]] += duration
+
+    def _disturbance(self, batch: _PlainBatch, own: int) -> int:
+        """The part of a batch's time that comes from the prefill and recompute tokens of others."""
+        if own == batch.prefill_tokens:
+            return 0
+        without = batch_duration(
+            self.step_time, own, batch.decode_requests, batch.kv_tokens, len(batch.kinds)
+        )
+        duration = batch.end - batch.start
+        return max(0, duration - without)

@@ -1,0 +1,1 @@
+"""The approximate engine of the inference: the decisions of the exact ones, many steps in one stride."""

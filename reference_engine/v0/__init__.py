@@ -1,0 +1,1 @@
+"""vLLM's V0 scheduler."""

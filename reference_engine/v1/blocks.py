@@ -1,0 +1,222 @@
+"""The KV block pool: blocks are handed out from the front of a free list and keep their content until then.
+
+`BlockPool` knows each block, its hash and its users (prefix caching); `CountedPool` only counts (no caching, where
+no decision depends on which block it is). The null block of V1 is held by the pool itself and is never handed out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Protocol
+
+from reference_engine.model.request import RequestState
+from reference_engine.model.workload import Request
+
+__all__ = ["BlockPool", "Contents", "CountedPool", "Pool"]
+
+Run = tuple[str, int, int]  # stream, index of its first token, tokens
+
+
+class Pool(Protocol):
+    """What the scheduler asks of a pool. Counts are in blocks."""
+
+    @property
+    def usable(self) -> int:
+        """Blocks of the pool, the null block not counted."""
+
+    @property
+    def free(self) -> int:
+        """Blocks in the free list."""
+
+    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+        """(cached full blocks at the start of the request, at most `most`; how many of them lie in the free list)."""
+
+    def admit(self, state: RequestState, hit: int, new: int) -> None:
+        """Give a request its `hit` cached blocks and `new` ones from the free list."""
+
+    def grow(self, state: RequestState, new: int) -> None:
+        """Give a running request `new` blocks from the free list."""
+
+    def register(self, state: RequestState, full: int) -> None:
+        """Make the first `full` blocks of a request findable by content."""
+
+    def release(self, state: RequestState) -> None:
+        """Take all blocks of a request back."""
+
+
+class CountedPool:
+    """A pool without prefix caching: a number of free blocks."""
+
+    __slots__ = ("free", "usable")
+
+    def __init__(self, usable: int) -> None:
+        self.usable = usable
+        self.free = usable
+
+    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+        """Nothing is ever cached."""
+        return 0, 0
+
+    def take(self, blocks: int) -> None:
+        """Take blocks for requests whose own count is kept elsewhere (the fast path)."""
+        self.free -= blocks
+
+    def admit(self, state: RequestState, hit: int, new: int) -> None:
+        """As `grow`: there are no hits."""
+        self.grow(state, new)
+
+    def grow(self, state: RequestState, new: int) -> None:
+        """Count `new` blocks from free to held."""
+        self.free -= new
+        state.held += new
+
+    def register(self, state: RequestState, full: int) -> None:
+        """Nothing to register."""
+
+    def release(self, state: RequestState) -> None:
+        """Count all held blocks as free."""
+        self.free += state.held
+        state.held = 0
+
+
+class Contents:
+    """Hashes of the contents of full blocks: equal content after equal content has an equal hash.
+
+    A prompt is a concatenation of stream prefixes (`Request.prompt`), output token k of a request is token k of the
+    stream `o<id>`. A block's content is the runs of tokens in it and the hash of the block before it. As in vLLM
+    (`v1/core/kv_cache_utils.py`) a hash stands for its content: 64 bits keep ten million blocks apart with a chance of
+    all but 3 in a million, and need no table of everything ever seen.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def extend(self, state: RequestState, full: int) -> None:
+        """Fill `state.hashes` up to `full` blocks."""
+        hashes = state.hashes
+        before = hashes[-1] if hashes else -1
+        for runs in _block_runs(state.request, len(hashes), full, self.block_size):
+            before = hash((before, runs))
+            hashes.append(before)
+
+
+def _block_runs(request: Request, first: int, last: int, size: int) -> Iterator[tuple[Run, ...]]:
+    """The runs of stream tokens in each of the blocks first..last of a request's sequence."""
+    prompt = request.prompt
+    if prompt is None:
+        prompt = ((f"p{request.id}", request.prompt_tokens),)
+    pieces = iter((*prompt, (f"o{request.id}", last * size)))
+    stream, length = next(pieces)
+    offset = 0  # where the piece begins
+    position = first * size
+    for _block in range(first, last):
+        end = position + size
+        if offset <= position and end <= offset + length:  # nearly all blocks of a long piece
+            yield ((stream, position - offset, size),)
+            position = end
+            continue
+        runs = []
+        while position < end:
+            while offset + length <= position:
+                offset += length
+                stream, length = next(pieces)
+            tokens = min(end, offset + length) - position
+            runs.append((stream, position - offset, tokens))
+            position += tokens
+        yield tuple(runs)
+
+
+class BlockPool:
+    """A pool with prefix caching (vLLM: `v1/core/block_pool.py`, `v1/core/kv_cache_manager.py`).
+
+    The free list is first in, first out; a block that is taken from it loses its hash. Released blocks go back
+    last-to-first, so that the tail of a sequence is reused before its head; with `unhashed_first` (0.23.0 on) those
+    without a hash go to the front of the list. Equal contents may be held twice: a lookup gives the one registered
+    first.
+    """
+
+    def __init__(self, usable: int, contents: Contents, unhashed_first: bool) -> None:
+        self.usable = usable
+        self.contents = contents
+        self.unhashed_first = unhashed_first
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(usable))
+        self._users = [0] * usable
+        self._hash: list[int | None] = [None] * usable
+        self._cached: dict[int, dict[int, None]] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks in the free list, cached ones included."""
+        return len(self._free)
+
+    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+        """The longest run of cached blocks from the start, and how many of them nobody uses."""
+        self.contents.extend(state, most)
+        hit = unused = 0
+        for number in state.hashes[:most]:
+            blocks = self._cached.get(number)
+            if not blocks:
+                break
+            hit += 1
+            unused += self._users[next(iter(blocks))] == 0
+        return hit, unused
+
+    def admit(self, state: RequestState, hit: int, new: int) -> None:
+        """Use the cached blocks first (they leave the free list), then take new ones."""
+        for number in state.hashes[:hit]:
+            block = next(iter(self._cached[number]))
+            if self._users[block] == 0:
+                del self._free[block]
+            self._users[block] += 1
+            state.blocks.append(block)
+        state.held = state.registered = hit
+        self.grow(state, new)
+
+    def grow(self, state: RequestState, new: int) -> None:
+        """Take blocks from the front of the free list; what they held is forgotten."""
+        for _ in range(new):
+            block, _none = self._free.popitem(last=False)
+            self._forget(block)
+            self._users[block] = 1
+            state.blocks.append(block)
+        state.held += new
+
+    def _forget(self, block: int) -> None:
+        number = self._hash[block]
+        if number is None:
+            return
+        self._hash[block] = None
+        blocks = self._cached[number]
+        del blocks[block]
+        if not blocks:
+            del self._cached[number]
+
+    def register(self, state: RequestState, full: int) -> None:
+        """Hash the blocks that became full; it happens when they are scheduled, before they are computed."""
+        if full <= state.registered:
+            return
+        self.contents.extend(state, full)
+        for index in range(state.registered, full):
+            block, number = state.blocks[index], state.hashes[index]
+            self._hash[block] = number
+            self._cached.setdefault(number, {})[block] = None
+        state.registered = full
+
+    def release(self, state: RequestState) -> None:
+        """Give the blocks back, last first; those still used by others stay."""
+        freed = []
+        for block in reversed(state.blocks):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                freed.append(block)
+        for block in freed:
+            if self._hash[block] is not None or not self.unhashed_first:
+                self._free[block] = None
+        if self.unhashed_first:
+            for block in reversed(freed):
+                if self._hash[block] is None:
+                    self._free[block] = None
+                    self._free.move_to_end(block, last=False)
+        state.blocks = []
+        state.held = state.registered = 0
