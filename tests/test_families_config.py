@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parsers.families import match
-from parsers.families.values import iter_pairs, parse_literal
+from parsers.families.literals import iter_pairs, parse_literal
 
 
 def startup(message: str) -> dict[str, object]:

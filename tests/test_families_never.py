@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parsers.families import FORMATS, GATE, match
-from parsers.families.values import end_of_call, iter_pairs, parse_literal
+from parsers.families.literals import end_of_call, iter_pairs, parse_literal
 from tests.formats_data import examples, message_of
 
 STATS = "Engine 000: Avg prompt throughput: 12.0 tokens/s, Avg generation throughput: 3.0 tokens/s, Running: 9 reqs, Waiting: 9 reqs, GPU KV cache usage: 99.9%, Prefix cache hit rate: 0.0%"

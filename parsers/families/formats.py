@@ -24,7 +24,7 @@ from functools import cache
 
 import regex
 
-from parsers.families.values import parse_literal
+from parsers.families.literals import parse_literal
 
 __all__ = ["Compiled", "anchor_of", "compile_template", "first_word", "number"]
 

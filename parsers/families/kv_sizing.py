@@ -13,7 +13,7 @@ import polars as pl
 
 from parsers.families.formats import compile_template
 from parsers.families.formats_part import Fields, Format
-from parsers.families.kv_cache import ROWS, SUGGESTIONS
+from parsers.families.kv_sizing_tables import ROWS, SUGGESTIONS
 
 __all__ = ["FORMATS", "SCHEMA"]
 

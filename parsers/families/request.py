@@ -14,7 +14,7 @@ import regex
 
 from parsers.families.formats import compile_template
 from parsers.families.formats_part import Fields, Format
-from parsers.families.values import end_of_call, iter_pairs, parse_literal, unquote
+from parsers.families.literals import end_of_call, iter_pairs, parse_literal, unquote
 
 __all__ = ["FORMATS", "SCHEMA"]
 

@@ -12,10 +12,10 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families import exceeded_limits as context_length
+from parsers.families import context_length
 from parsers.families import out_of_memory
 from parsers.families.formats_part import Fields, Format
-from parsers.families.values import parse_literal
+from parsers.families.literals import parse_literal
 
 __all__ = ["FORMATS", "SCHEMA"]
 

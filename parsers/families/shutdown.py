@@ -9,7 +9,7 @@ import regex
 
 from parsers.families.formats_part import Fields, Format
 from parsers.families.keyvalue import slug
-from parsers.families.values import parse_literal
+from parsers.families.literals import parse_literal
 
 __all__ = ["FORMATS", "SCHEMA"]
 

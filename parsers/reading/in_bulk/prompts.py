@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from parsers.families.values import unquote
+from parsers.families.literals import unquote
 from parsers.reading.columns import Coded
 from parsers.reading.frames import fields_frame
 from parsers.reading.in_bulk.block import Block, Mask, Rows
