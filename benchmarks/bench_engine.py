@@ -22,14 +22,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.ledger import RequestRecord
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
-from reference_engine.replay.results import replay
-from reference_engine.replay.summary import summarise
+from reference_engine.replay.results import replay, summarise
 from reference_engine.traces import read_workload
 from reference_engine.traces.config_file import nominal_setup
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from parsers.reading.by_line import read_events
     from parsers.reading.events import Coverage, Event
     from parsers.sources.source import expand
-    from reference_engine.cost.step_time_part import LinearStepTime
-    from reference_engine.model.config_part import EngineConfig
-    from reference_engine.model.workload import Request
+    from reference_engine.cost.step_time import LinearStepTime
+    from reference_engine.model.config import EngineConfig
+    from reference_engine.model.request import Request
     from reference_engine.replay.results import ReplayResult, replay
 
 __version__ = "0.1.0"
@@ -65,10 +65,10 @@ _HOMES = {
     "parsers.reading.events": ("Coverage", "Event"),
     "parsers.reading.by_line": ("read_events",),
     "parsers.sources.source": ("expand",),
-    "reference_engine.model.config_part": ("EngineConfig",),
+    "reference_engine.model.config": ("EngineConfig",),
     "reference_engine.replay.results": ("ReplayResult", "replay"),
-    "reference_engine.cost.step_time_part": ("LinearStepTime",),
-    "reference_engine.model.workload": ("Request",),
+    "reference_engine.cost.step_time": ("LinearStepTime",),
+    "reference_engine.model.request": ("Request",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

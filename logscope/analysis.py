@@ -10,20 +10,18 @@ from typing import Any
 
 import polars as pl
 
-from logscope.diagnosis.advice import Advice, advise
+from logscope.diagnosis.advice import Advice, advise, plain_advice
 from logscope.diagnosis.candidates import candidates
 from logscope.diagnosis.findings import Context, context_of, find_all
-from logscope.diagnosis.findings.imbalance import engine_imbalance
+from logscope.diagnosis.findings.pressure import engine_imbalance
 from logscope.diagnosis.findings.replayed import replay_findings
-from logscope.diagnosis.plain_advice import plain_advice
+from logscope.diagnosis.long_logs import extrapolated, worst_portion
 from logscope.diagnosis.replay_answer import ReplayAnswer, try_replay
 from logscope.diagnosis.verdict import RANK, pressure_of_windows, verdict_of
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding
-from logscope.evidence.preemption_count import Preemptions, combine
-from logscope.evidence.preemptions import logged_preemptions
+from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions
 from logscope.inference.effort import Spread, in_turn
-from logscope.inference.portion import extrapolated, worst_portion
 from logscope.log.frames import LogFrames
 from logscope.server.engines import EngineLog, engine_logs
 

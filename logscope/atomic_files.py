@@ -1,6 +1,8 @@
 """Files that appear under their name only when they are whole: written beside their place, then renamed.
 
 A crash, a full disk or `kill -9` leaves the old file or none. What a killed run left beside it is taken away by the next one.
+
+Temporary files and folders: named after their process, so that what a killed one left behind is known again and taken away.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import os
 import re
 import shutil
 import stat
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["lives", "whole_file", "whole_text", "write_whole"]
-
+__all__ = ["lives", "prefix", "temporary_file", "whole_file", "whole_text", "write_whole"]
 _OS_ERROR = re.compile(r"\(os error (?P<number>\d{1,3})\)")
 _LEFT_OVER = re.compile(r"\.(?P<pid>\d{1,10})\.part\Z")
 
@@ -105,3 +109,41 @@ def lives(pid: int) -> bool:
     except (OSError, OverflowError):
         return True
     return True
+
+
+_NAME = re.compile(r"logscope-(?P<pid>\d{1,10})-")
+_OLD_S = 24 * 3600
+"""Another container may share the folder, whose processes nobody here sees: only what was not touched for so long is left behind."""
+
+
+def prefix() -> str:
+    """What names of this process's temporary files begin with. The first time, what dead processes left goes away."""
+    _clear(tempfile.gettempdir())
+    return f"logscope-{os.getpid()}-"
+
+
+def temporary_file(suffix: str) -> Path:
+    """A new, empty file. Raises OSError where none can be made."""
+    handle, name = tempfile.mkstemp(prefix=prefix(), suffix=suffix)
+    os.close(handle)
+    return Path(name)
+
+
+@lru_cache(maxsize=1)
+def _clear(folder: str) -> None:
+    with suppress(OSError):
+        for left in Path(folder).glob("logscope-*"):
+            found = _NAME.match(left.name)
+            if found is not None and not lives(int(found["pid"])):
+                with suppress(OSError):
+                    _remove_leftover(left)
+
+
+def _remove_leftover(left: Path) -> None:
+    facts = left.lstat()
+    if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < _OLD_S:
+        return
+    if left.is_dir() and not left.is_symlink():
+        shutil.rmtree(left, ignore_errors=True)
+    else:
+        left.unlink()

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from logscope.analysis import Analysis, EngineResult
-from logscope.output.json import analysis_document
-from logscope.output.whatif_json import whatif_document
+from logscope.output.json import analysis_document, whatif_document
 from logscope.server.scenario import scenario_of
 from logscope.server.settings import SettingError
 

@@ -1,8 +1,13 @@
-"""Errors that a user can do something about: one sentence each, and the exit status of the contract."""
+"""Errors that a user can do something about: one sentence each, and the exit status of the contract.
+
+What is said on standard error: one line, in which nothing is left that a terminal obeys (names of files may come from strangers).
+"""
 
 from __future__ import annotations
 
-__all__ = ["LogscopeError", "NothingToWorkOn", "fault_of"]
+import click
+
+__all__ = ["LogscopeError", "NothingToWorkOn", "fault_of", "remark"]
 
 
 class LogscopeError(Exception):
@@ -27,3 +32,13 @@ def fault_of(error: BaseException) -> str:
             place = f" at {module}:{at.tb_lineno}"
         at = at.tb_next
     return f"{type(error).__name__}{place}"
+
+
+MAX_REMARK = 4_000
+
+
+def remark(text: str) -> None:
+    """Write `logscope: text` to standard error."""
+    from logscope.sanitize import visible
+
+    click.echo(f"logscope: {visible(text, MAX_REMARK)}", err=True)

@@ -2,16 +2,31 @@
 
 `visible` for a line that is shown, `stripped` for a terminal, `escaped` for JSON, `redacted` for a line of a known kind, `beginning` for a line
 of no known kind, which may say anything after its first words.
+
+Data and labels for the report's scripts, made harmless: `script_json` for data inside a script element, `axis_text` for text which
+plotly would read as its own small HTML. Lines of the log: `visible` and `redacted` of `logscope.sanitize`. Escaping for HTML itself is the
+template's (autoescape).
 """
 
 from __future__ import annotations
 
+import html
+import json
 import re
+from typing import Any
 
 import regex
 
-__all__ = ["OBEYED", "beginning", "escaped", "redacted", "stripped", "visible"]
-
+__all__ = [
+    "OBEYED",
+    "axis_text",
+    "beginning",
+    "escaped",
+    "redacted",
+    "script_json",
+    "stripped",
+    "visible",
+]
 MAX_LINE = 600  # characters of a log line that is shown
 
 # Characters that turn text around or hide in it: bidirectional marks, overrides and isolates, joiners, a byte order mark.
@@ -96,3 +111,16 @@ def beginning(text: str, limit: int = 200) -> str:
     if found is None:
         return redacted(text, limit)
     return visible(text[: found.start()].rstrip(), limit) + f": {_LEFT_OUT}"
+
+
+def script_json(value: Any) -> str:
+    """JSON that cannot end the script element around it, nor open a comment in it. Raises ValueError for NaN."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
+
+
+def axis_text(text: str) -> str:
+    """Text for a label or hover of a plotly chart, which reads tags, entities and line breaks: all of them disarmed."""
+    return html.escape(visible(text, 80), quote=True)

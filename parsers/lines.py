@@ -1,31 +1,97 @@
-"""From blocks of bytes to physical lines."""
+"""From blocks of bytes to physical lines.
+
+What an envelope hands on: a payload line, and the facts of the envelope around it.
+
+Both are named tuples: a log has millions of lines, and a tuple is built in a third of a frozen dataclass's time.
+
+Lone surrogates out of text: JSON and Python's reprs can spell half a UTF-16 pair (`\ud800`), which no UTF-8 can hold.
+"""
 
 from __future__ import annotations
 
 import codecs
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parsers.lines_part import Line
-
-if TYPE_CHECKING:
-    from parsers.envelopes.bulk import Worn
-    from parsers.sources.source import Loss
-
 __all__ = [
     "MAX_DOCUMENT",
     "MAX_LINE",
+    "EnvelopesOff",
+    "JsonRecord",
+    "Line",
+    "Loss",
+    "Outer",
     "TextBlock",
     "after_hole",
     "is_binary",
+    "json_without_lone_surrogates",
     "text_blocks",
     "transcoded",
+    "without_lone_surrogates",
 ]
+
+
+class Outer(NamedTuple):
+    """The facts that an envelope (journal, container runtime, log shipper) gives about a line.
+
+    `time_us` is UTC in microseconds since the epoch; an outer clock without zone is read in the
+    zone given to `expand` (UTC without one), one without year gets the year nearest to the file's time.
+    In nested envelopes `envelope` and each fact are the outermost's, `time_us` is the innermost's:
+    the nearer to the process, the more exact.
+    """
+
+    envelope: str
+    time_us: int | None = None
+    host: str | None = None
+    unit: str | None = None
+    pod: str | None = None
+    container: str | None = None
+    stream: str | None = None
+    pid: int | None = None
+
+    def completed(self, other: Outer) -> Outer:
+        """These facts, with the other's where there is none."""
+        return Outer(
+            self.envelope,
+            other.time_us if self.time_us is None else self.time_us,
+            self.host or other.host,
+            self.unit or other.unit,
+            self.pod or other.pod,
+            self.container or other.container,
+            self.stream or other.stream,
+            other.pid if self.pid is None else self.pid,
+        )
+
+
+class JsonRecord(NamedTuple):
+    """A record that a JSON formatter wrote: the facts that stand in a text record's prefix.
+
+    `time` is the record's own clock, local and without zone; `logger` the dotted module name.
+    """
+
+    level: str | None
+    time: datetime | None
+    logger: str | None
+    process: str | None
+    pid: int | None
+    message: str
+
+
+class Line(NamedTuple):
+    """One payload line: `text` without its line end, `number` the physical line (from 1) at which it starts."""
+
+    number: int
+    text: str
+    outer: Outer | None = None
+    record: JsonRecord | None = None
+
 
 MAX_LINE = 1 << 20
 MAX_DOCUMENT = 1 << 24
@@ -45,6 +111,45 @@ _HOLE = re.compile(rb"\0{4,}")
 _CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
 
 
+@dataclass(slots=True)
+class Loss:
+    """What of a source could not be read.
+
+    `truncated` counts lines that were cut, `bytes` what was left out (of cut lines: text, of a damaged
+    compressed stream: compressed bytes), `problem` is a sentence or None.
+    """
+
+    truncated: int = 0
+    problem: str | None = None
+    bytes: int = 0
+
+
+class EnvelopesOff(Protocol):
+    """The envelopes that were taken off a block: its lines as they were (`dressed`), and the facts of each line's envelopes."""
+
+    @property
+    def dressed(self) -> TextBlock:
+        """The block with its envelopes on."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The envelopes' names, the outermost first."""
+        ...
+
+    def facts(self, text: str) -> Outer:
+        """The facts of a line that wears these envelopes."""
+        ...
+
+    def of(self, dressed: TextBlock) -> EnvelopesOff:
+        """The same envelopes, on another block."""
+        ...
+
+    def outer(self, index: int) -> Outer:
+        """The facts of the block's line `index` (from 0)."""
+        ...
+
+
 class TextBlock:
     """Whole physical lines: `data` ends with a line feed (but for the source's last), the first is line `number`.
 
@@ -58,7 +163,7 @@ class TextBlock:
         self,
         number: int,
         body: bytes | memoryview,
-        worn: Worn | None = None,
+        worn: EnvelopesOff | None = None,
         before: bytes = b"",
         ends: NDArray[np.int64] | None = None,
     ) -> None:
@@ -249,3 +354,23 @@ def _clean(data: bytes, loss: Loss, limit: int) -> bytes:
     data = data.replace(b"\r\n", b"\n")
     doubled = b"\r\n" in data  # by a terminal
     return _CARRIAGE_RETURNS.sub(b"\n", data) if doubled else data
+
+
+_LONE = re.compile("[\ud800-\udfff]")
+# Escapes one after the other, so that the second half of `\\\\ud800` (a backslash, then text) is none: a pair, a lone half, any other.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89aAbB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|(?P<lone>u[dD][89a-fA-F][0-9A-Fa-f]{2})|.)",
+    re.S,
+)
+
+
+def without_lone_surrogates(text: str) -> str:
+    """The text with U+FFFD for each half of a pair."""
+    return _LONE.sub("\ufffd", text)
+
+
+def json_without_lone_surrogates(text: str) -> str:
+    """A JSON text with U+FFFD for each escape that is half of a pair; whole pairs stay."""
+    if "\\ud" not in text and "\\uD" not in text:
+        return text
+    return _ESCAPE.sub(lambda found: "\\ufffd" if found["lone"] else found[0], text)

@@ -9,9 +9,9 @@ from logscope.diagnosis import lanes as drawn_replay
 from logscope.diagnosis.lanes import DrawnReplay, of_sample, since_idle
 from logscope.inference.workloads import Workload
 from logscope.server.scenario import Scenario
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.workload import Request
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
 from reference_engine.replay.results import replay
 from reference_engine.sketch.step_cost import StepCost
 

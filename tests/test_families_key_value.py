@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parsers.families import match
-from parsers.families.keyvalue import slug, split_pairs
+from parsers.families.formats import slug, split_pairs
 
 HEAD = "Engine 000: Avg prompt throughput: 12.0 tokens/s, Avg generation throughput: 3.0 tokens/s, Running: 9 reqs, Waiting: 4 reqs, "
 

@@ -21,21 +21,20 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from logscope.analysis import analyze
+from logscope.atomic_files import temporary_file
 from logscope.commands.cli import cli
+from logscope.diagnosis import long_logs
 from logscope.evidence.finding import Evidence
 from logscope.execution.executors import Serial
 from logscope.execution.fleet_reading import read_fleet
-from logscope.inference import portion as long_logs
-from logscope.log import analysis_rows
+from logscope.log import kept_rows as analysis_rows
 from logscope.log import span_on_disk as span_reading
-from logscope.log.frames import SETUP_FAMILIES, LogFrames, read_log
+from logscope.log.frames import SETUP_FAMILIES, LineTexts, LogFrames, read_log
 from logscope.log.kept_rows import LARGE_FAMILIES
-from logscope.log.line_texts import LineTexts
 from logscope.log.span import Moment, Span
 from logscope.log.state.frames import read_with_state
 from logscope.log.stored_rows import columns_kept
 from logscope.output.json import analysis_document
-from logscope.temporaries import temporary_file
 from parsers.reading import frames
 from parsers.reading.by_line import Keep, read_events
 from parsers.reading.events import Coverage
@@ -318,7 +317,7 @@ def test_counts_of_a_span_are_extrapolated(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_line_texts_are_a_dict(entries: list[tuple[int, int, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("logscope.log.line_texts._PACK", 4)
+        patch.setattr("logscope.log.frames._PACK", 4)
         found, want = LineTexts(), {}
         for source, line, text in entries:
             found[str(source), line] = want[str(source), line] = text

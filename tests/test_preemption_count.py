@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from logscope.evidence.preemption_count import combine
-from logscope.evidence.preemptions import Logged, Stretch
+from logscope.evidence.preemptions import Logged, Stretch, combine
 
 START = datetime(2026, 5, 9)
 

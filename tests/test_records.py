@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parsers.lines_part import JsonRecord, Line
+from parsers.lines import JsonRecord, Line
 from parsers.records.prefix import parse_header, split_repeated, strip_ansi
 from parsers.records.record import read_records
 
@@ -275,7 +275,7 @@ def test_a_json_record_brings_its_own_time_and_process() -> None:
 
 
 def test_records_of_two_pods_do_not_mix() -> None:
-    from parsers.lines_part import Outer
+    from parsers.lines import Outer
 
     a, b = Outer("kubernetes", pod="a"), Outer("kubernetes", pod="b")
     lines = [Line(1, H + "one:\r", a), Line(2, H + "other", b), Line(3, H + "two", a)]

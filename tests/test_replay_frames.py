@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.diagnosis.replay_frames import replay_frames
-from logscope.output.report.charts import charts
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.workload import Request
-from reference_engine.replay.phases import PHASES, Phase
+from logscope.diagnosis.lanes import replay_frames
+from logscope.output.report.page import charts
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
+from reference_engine.replay.recording import PHASES, Phase
 from reference_engine.replay.results import replay
 
 ORIGIN = datetime(2026, 11, 29, 23, 58, 10)

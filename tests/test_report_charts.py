@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import polars as pl
 import pytest
 
-from logscope.output.report.charts import charts
+from logscope.output.report.page import charts
 
 Frames = dict[str, pl.DataFrame]
 

@@ -17,9 +17,14 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.output.report.charts import charts
-from logscope.output.report.page import PLOTLY_SHA256, plotly_script, render_html, write_html
-from logscope.output.report.sampling import MAX_POINTS
+from logscope.output.report.page import (
+    PLOTLY_SHA256,
+    charts,
+    plotly_script,
+    render_html,
+    write_html,
+)
+from logscope.output.report.timeline import MAX_POINTS
 from logscope.output.report.view_advice import advice, compared
 from logscope.wording import NOT_VISIBLE, VERDICTS, seconds
 

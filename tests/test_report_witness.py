@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from logscope.output.report.page import render_html
-from logscope.output.report.view_witness import witness
+from logscope.output.report.view_facts import witness
 
 METRICS = {
     "sources": ["metrics.txt"],

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logscope.output.report.sampling import keep_extremes
-from logscope.output.report.view_ledger import ledger_bars
-from logscope.safe import axis_text, redacted, script_json, visible
+from logscope.output.report.timeline import keep_extremes
+from logscope.output.report.view_advice import ledger_bars
+from logscope.sanitize import axis_text, redacted, script_json, visible
 from logscope.wording import (
     LEDGER_LABELS,
     LOST_TO,

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from logscope.log.journal_units import unit_source
-from logscope.log.span import Moment, MomentType, Span
+from logscope.log.span import Moment, MomentType, Span, unit_source
 from tests.conftest import NO_JOURNAL
 from tests.logs import START, stats_v1, v1_start
 

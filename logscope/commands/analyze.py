@@ -33,7 +33,7 @@ from logscope.commands.options import (
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
-    from logscope.log.analysis_rows import Wanted
+    from logscope.log.kept_rows import Wanted
 
 __all__ = ["command"]
 
@@ -60,7 +60,7 @@ class _Outputs:
         if self.frames is not None:
             write_frames(found, self.frames)
         if self.html is not None:
-            from logscope.output.reports import write_reports
+            from logscope.output.files import write_reports
 
             write_reports(found, document, rows, self.html, plotlyjs=self.plotlyjs)
         if self.workload is not None:
@@ -191,12 +191,11 @@ def command(
       logscope analyze 'logs/**/*.log.zst' --jobs 8
     """
     from logscope.execution.executors import executor_for
-    from logscope.execution.running import analyze_on, read_on
-    from logscope.execution.summary import server_rows
+    from logscope.execution.fleet_analysis import analyze_on, read_on, server_rows
     from logscope.log.frames import SETUP_FAMILIES
-    from logscope.log.reading import partly_read
+    from logscope.log.span import partly_read
     from logscope.output.json import analysis_document
-    from logscope.output.terminal.progress import progress_bar
+    from logscope.output.terminal.answer import progress_bar
     from logscope.witness.latencies import read_latencies
     from logscope.witness.metrics import read_metrics
 
@@ -244,7 +243,7 @@ def _print(
     from logscope.output.terminal.answer import print_answer
 
     if len(rows) > 1:
-        from logscope.output.terminal.fleet import print_fleet
+        from logscope.output.terminal.tables import print_fleet
 
         print_fleet(rows, verbose=display.verbose, color=display.color)
     print_answer(document, verbose=display.verbose, color=display.color, series=_series(found))

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from logscope import __version__
-from logscope.errors import LogscopeError, fault_of
-from logscope.remarks import remark
+from logscope.errors import LogscopeError, fault_of, remark
 
 __all__ = ["cli", "main"]
 

@@ -52,9 +52,8 @@ def command(
     from logscope.comparison import compare
     from logscope.execution.workers import Beside
     from logscope.log.frames import read_log
-    from logscope.log.reading import partly_read
-    from logscope.log.span import Span
-    from logscope.output.terminal.progress import progress_bar
+    from logscope.log.span import Span, partly_read
+    from logscope.output.terminal.answer import progress_bar
 
     sides = []
     for name in (before, after):

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from logscope.atomic_files import write_whole
-from logscope.errors import NothingToWorkOn
+from logscope.errors import NothingToWorkOn, remark
 from logscope.log.span import Moment, MomentType, Span, ZoneType
-from logscope.remarks import remark
 
 if TYPE_CHECKING:
     from parsers.reading.events import Coverage
@@ -231,7 +230,7 @@ def open_sources(
         raise NothingToWorkOn("-: standard input is closed; pipe a log in, or name a file")
     sources: list[Any] = list(expand(names, timezone=timezone))
     if units:
-        from logscope.log.journal_units import unit_source
+        from logscope.log.span import unit_source
 
         sources += [unit_source(unit, span or Span(), from_start=from_start) for unit in units]
     return sources
@@ -239,7 +238,7 @@ def open_sources(
 
 def tell_and_check(coverage: Coverage, display: Display) -> None:
     """Name the sources that could not be read; raises NothingToWorkOn where no vLLM record was."""
-    from logscope.log.reading import check_something_read, problems
+    from logscope.log.span import check_something_read, problems
 
     for problem in problems(coverage):
         display.note(problem)

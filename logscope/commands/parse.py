@@ -79,7 +79,7 @@ def command(
       logscope parse server.log | jq 'select(.family == "stats")'
       logscope parse /var/log/vllm --state seen >> events.jsonl
     """
-    from logscope.log.reading import check_something_read, partly_read, problems
+    from logscope.log.span import check_something_read, partly_read, problems
     from parsers.reading.by_line import Keep
 
     coverage, span = Coverage(), reading.span
@@ -112,11 +112,11 @@ def _events(
     sources: Sequence[Any], coverage: Coverage, reading: Reading, state: Path | None, keep: Keep
 ) -> Iterable[Event]:
     """The events of the span; with a state those that no run before has given."""
-    from logscope.log.reading import cut, events_in
+    from logscope.log.span import cut, events_in
 
     if state is None:
         return events_in(sources, coverage, reading.span, year=reading.year, keep=keep)
-    from logscope.log.state.events import new_events
+    from logscope.log.state.read_new import new_events
 
     news = new_events(state / "parse", sources, coverage, year=reading.year, keep=keep)
     return cut(news, reading.span)
@@ -142,7 +142,7 @@ def _write_csv(events: Iterable[Event]) -> None:
 
 
 def _write_parquet(events: Iterable[Event], folder: Path) -> None:
-    from logscope.log.frame_files import FrameFiles
+    from logscope.log.stored_rows import FrameFiles
 
     with closing(FrameFiles(folder)) as files:
         for event in events:
@@ -154,7 +154,7 @@ def _write_frames(
     sources: Sequence[Any], coverage: Coverage, folder: Path, *, year: int | None, keep: Keep
 ) -> None:
     """All events of the sources, the common lines of plain logs in bulk."""
-    from logscope.log.frame_files import FrameFiles
+    from logscope.log.stored_rows import FrameFiles
     from parsers.reading.in_bulk import read_frames
 
     with closing(FrameFiles(folder)) as files:

@@ -16,8 +16,7 @@ from logscope.commands.options import (
     trace_option,
     write_json,
 )
-from logscope.errors import LogscopeError
-from logscope.remarks import remark
+from logscope.errors import LogscopeError, remark
 
 if TYPE_CHECKING:
     from logscope.execution.workload_replay import JobResult
@@ -110,10 +109,10 @@ def _tell(path: Path, result: JobResult, display: Display) -> None:
 def _write(
     results: list[JobResult], json_target: str | None, frames: Path | None, color: str
 ) -> None:
-    from logscope.output.workload_output import print_results, results_json, write_frames
+    from logscope.output.files import print_results, results_json, write_replay_frames
 
     if frames is not None and results:
-        write_frames(frames, results)
+        write_replay_frames(frames, results)
     if json_target is not None:
         write_json(results_json(results), json_target)
     if json_target != "-":

@@ -55,11 +55,10 @@ def command(
       journalctl -u vllm -f -o json | logscope watch - --json -
     """
     from logscope.errors import LogscopeError
-    from logscope.live.follow import live_lines, needed
+    from logscope.live.follow import live_lines, needed, open_source, open_unit
     from logscope.live.monitor import Monitor
     from logscope.live.publisher import Teller
-    from logscope.live.source import open_source, open_unit
-    from logscope.log.reading import check_something_read
+    from logscope.log.span import check_something_read
     from parsers.reading.by_line import read_lines
     from parsers.reading.events import Coverage
 

@@ -58,8 +58,8 @@ def command(
     from logscope.analysis import analyze
     from logscope.execution.workers import Beside
     from logscope.log.frames import read_log
-    from logscope.output.terminal.progress import progress_bar
-    from logscope.output.whatif_json import whatif_document
+    from logscope.output.json import whatif_document
+    from logscope.output.terminal.answer import progress_bar
     from logscope.server.scenario import scenario_of
     from logscope.server.settings import SettingError
 
@@ -93,6 +93,6 @@ def command(
     if json_target is not None:
         write_document(document, json_target)
     if json_target != "-":
-        from logscope.output.terminal.both_sides import print_both_sides
+        from logscope.output.terminal.tables import print_both_sides
 
         print_both_sides(document, color=display.color)

@@ -16,7 +16,7 @@ from logscope.inference.workloads import Replayed, Workload, replay_workload
 from logscope.output.terminal.words import duration
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.v1.profile import profile_of
 
 __all__ = ["Order", "compare_orders", "ordering_finding"]

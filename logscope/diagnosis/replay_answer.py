@@ -12,20 +12,19 @@ import polars as pl
 
 from logscope.diagnosis.advice import Predict
 from logscope.diagnosis.lanes import DrawnReplay, of_sample
-from logscope.diagnosis.ledger_shares import slow_and_typical
-from logscope.diagnosis.spikes import Spike, find_spikes
+from logscope.diagnosis.predictor import Predictor
+from logscope.diagnosis.spikes import Spike, find_spikes, slow_and_typical
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding
 from logscope.evidence.preemptions import Stretch
 from logscope.inference.effort import Spread, in_turn
-from logscope.inference.predictor import Predictor
 from logscope.inference.windows.observations import Observations
 from logscope.inference.workloads import Workload
 from logscope.server.engines import EngineLog
 from logscope.server.unsupported import widened
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.workload import Request
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
 
 __all__ = ["FAIR_FIT", "ReplayAnswer", "replay_engine", "try_replay"]
 
@@ -175,7 +174,7 @@ def _from_particles(
     progress: Callable[[float], None] | None,
     spread: Spread,
 ) -> ReplayAnswer | None:
-    from logscope.inference import infer
+    from logscope.inference.windows.estimate import infer
 
     engines = log.engines_in_run
     found = infer(

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from logscope.causes import LOST_TO
 from logscope.evidence.finding import Finding
 from logscope.evidence.windows import FULL_PCT, bound_of
+from logscope.wording import LOST_TO
 
 __all__ = [
     "PROVEN",

@@ -20,8 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from logscope import __version__
 from logscope.errors import LogscopeError
-from logscope.execution.workers import Beside
-from logscope.execution.workers_part import stop_at_once, worker_pool
+from logscope.execution.workers import Beside, stop_at_once, worker_pool
 
 __all__ = [
     "Beside",

@@ -1,4 +1,7 @@
-"""The logs of several servers, read side by side: the same frames and the same numbers as when they are read one after the other."""
+"""The logs of several servers, read side by side: the same frames and the same numbers as when they are read one after the other.
+
+Counts of several readings as one.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,16 @@ from typing import Any
 
 import polars as pl
 
-from logscope.execution.coverage import add_coverage
 from logscope.execution.executors import Executor
-from logscope.log.analysis_rows import Wanted
-from logscope.log.frames import LogFrames, read_log
-from logscope.log.log_span import within_span
+from logscope.log.frames import LogFrames, read_log, within_span
+from logscope.log.kept_rows import Wanted
 from logscope.log.span import Span
 from logscope.log.stored_rows import StoredRows
 from parsers.reading.by_line import MAX_SAMPLES
-from parsers.reading.events import Coverage
+from parsers.reading.events import Coverage, add_coverage
 
 __all__ = ["read_fleet", "stream_groups"]
+
 
 Place = tuple["str | None", "str | None", "str | None"]
 

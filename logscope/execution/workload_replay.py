@@ -15,16 +15,13 @@ from typing import Any, TextIO
 import polars as pl
 
 from logscope.atomic_files import whole_text
-from logscope.diagnosis.ledger_shares import LABELS, slow_and_typical
+from logscope.diagnosis.spikes import LABELS, slow_and_typical
 from logscope.errors import LogscopeError
-from reference_engine.cost.step_time_part import LinearStepTime, StepTime
+from reference_engine.cost.step_time import LinearStepTime, StepTime
 from reference_engine.model.errors import ConfigError, NoProgressError, SchedulerFailedError
-from reference_engine.model.workload import Request
-from reference_engine.replay.engines import make_scheduler
-from reference_engine.replay.loop import drive
-from reference_engine.replay.plain import PlainReplay
-from reference_engine.replay.recording import write_trace
-from reference_engine.replay.recording_part import RecordedReplay
+from reference_engine.model.request import Request
+from reference_engine.replay.plain import PlainReplay, drive, make_scheduler
+from reference_engine.replay.recording import RecordedReplay, write_trace
 from reference_engine.replay.results import ReplayResult, replay
 from reference_engine.traces import Workload, read_workload
 from reference_engine.traces.config_file import (
@@ -33,7 +30,7 @@ from reference_engine.traces.config_file import (
     nominal_setup,
     setup_from_document,
 )
-from reference_engine.traces.step_files import step_file_name, write_steps
+from reference_engine.traces.golden import step_file_name, write_steps
 
 __all__ = [
     "Job",

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import NoProgressError, SchedulerFailedError
 from reference_engine.model.ledger import RequestRecord
-from reference_engine.model.step_log import StepLog
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
+from reference_engine.model.step import StepLog
 from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay

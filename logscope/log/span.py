@@ -1,17 +1,44 @@
-"""Times that a user writes: ISO dates, and offsets such as `-2h` from the end of the log."""
+"""Times that a user writes: ISO dates, and offsets such as `-2h` from the end of the log.
+
+From the sources that a user named to the events of the span that the user asked for.
+
+A systemd unit's journal as a source: which stretch of it a command needs, asked of journalctl.
+
+What a server says of itself when it starts is needed whatever span is asked for, so that the stretch begins at the unit's last start
+before the span. systemd writes that start as an entry with a fixed id ("unit started", its message catalog).
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import click
 
+from logscope.errors import NothingToWorkOn
 from parsers.envelopes.stamps import zone_of
+from parsers.reading.by_line import KEEP_EVENTS, Keep, read_events
+from parsers.reading.events import Coverage, Event
 
-__all__ = ["Moment", "MomentType", "Span", "ZoneType"]
-
+__all__ = [
+    "Moment",
+    "MomentType",
+    "Span",
+    "ZoneType",
+    "check_something_read",
+    "cut",
+    "events_in",
+    "partly_read",
+    "problems",
+    "unit_source",
+]
 _RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>s|min|m|h|d|w)$")
 _DAYS = {"today": 0, "yesterday": 1}
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -117,3 +144,139 @@ class Span:
         if found is None or found.tzinfo is None:
             return found
         return found.astimezone(zone_of(self.zone)).replace(tzinfo=None)
+
+
+def events_in(
+    sources: Sequence[Any],
+    coverage: Coverage,
+    span: Span,
+    *,
+    year: int | None = None,
+    keep: Keep = KEEP_EVENTS,
+) -> Iterator[Event]:
+    """The events of `sources` within `span`, in the order of the input.
+
+    A span that is relative to the log's end makes all events wait in memory until the end is known.
+    """
+    events = read_events(sources, coverage, year=year, keep=keep)
+    if span.is_open:
+        return events
+    return cut(events, span)
+
+
+def cut(events: Iterable[Event], span: Span) -> Iterator[Event]:
+    """What `span` holds of `events`."""
+    end: datetime | None = None
+    if span.needs_end:
+        kept = list(events)
+        times = [t for e in kept if (t := span.clock(e.time, e.outer_us)) is not None]
+        end = max(times) if times else None
+        events = kept
+    last: datetime | None = None
+    for event in events:
+        last = span.clock(event.time, event.outer_us) or last
+        if span.holds(last, end):
+            yield event
+
+
+def problems(coverage: Coverage) -> list[str]:
+    """One sentence for each source that could not be read, or not to its end; none where `check_something_read` will say so."""
+    return _sentences(coverage) if coverage.lines else []
+
+
+def _sentences(coverage: Coverage) -> list[str]:
+    return [f"{s['source']}: {s['problem']}" for s in coverage.skipped_sources]
+
+
+def partly_read(coverage: Coverage) -> bool:
+    """Whether something was lost (exit status 4)."""
+    return coverage.partly
+
+
+def check_something_read(coverage: Coverage) -> None:
+    """Raise NothingToWorkOn where no source could be read, or none holds a vLLM record."""
+    if coverage.events or coverage.vllm_records:
+        return
+    if coverage.other_engines:
+        name = max(coverage.other_engines, key=lambda k: coverage.other_engines[k])
+        raise NothingToWorkOn(
+            f"{_names(coverage)}: no vLLM record; the lines look like {name}'s, which logscope does not read"
+        )
+    if coverage.lines == 0 and coverage.skipped_sources:
+        raise NothingToWorkOn("; ".join(_sentences(coverage)))
+    if coverage.lines == 0:
+        raise NothingToWorkOn(
+            f"{_names(coverage)}: empty; give the log of a vLLM server (its standard output and error)"
+        )
+    raise NothingToWorkOn(
+        f"{_names(coverage)}: {coverage.lines} lines, none of them a vLLM record; is this the server's own log?"
+    )
+
+
+def _names(coverage: Coverage) -> str:
+    names = coverage.sources or ["input"]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+_STARTED = "MESSAGE_ID=39f53479d3a045ac8e11786248231fbf"
+MARGIN_S = 60
+"""The journal's clock is not the record's: what is read is wider by this, the span itself then cuts exactly."""
+PATIENCE_S = 60
+
+
+def unit_source(unit: str, span: Span, *, from_start: bool) -> Any:
+    """The unit's entries that `span` needs, oldest first; with `from_start` from the unit's last start before the span.
+
+    What cannot be asked (no journalctl, no such unit) shows when the source is read.
+    """
+    from parsers.sources.source import JournalQuery, journal_of
+
+    since = _epoch(unit, span.since, span.zone)
+    until = _epoch(unit, span.until, span.zone)
+    if since is not None:
+        since -= MARGIN_S
+        if from_start:
+            since = _newest(unit, f"--until=@{since}", _STARTED)
+    return journal_of(
+        JournalQuery(
+            unit,
+            since=None if since is None else f"@{since}",
+            until=None if until is None else f"@{until + MARGIN_S}",
+        )
+    )
+
+
+def _epoch(unit: str, moment: Moment | None, zone: str | None) -> int | None:
+    """The moment in seconds since the epoch; one that is relative to the end is so to the unit's last entry."""
+    if moment is None:
+        return None
+    if moment.before_end_s is not None:
+        end = _newest(unit)
+        return None if end is None else end - moment.before_end_s
+    when = moment.when
+    assert when is not None
+    if when.tzinfo is None and zone is not None:
+        when = when.replace(tzinfo=ZoneInfo(zone))
+    try:
+        return int(when.timestamp())
+    except (OverflowError, OSError, ValueError):
+        return int((when.replace(tzinfo=None) - datetime(1970, 1, 1)) / timedelta(seconds=1))
+
+
+def _newest(unit: str, *more: str) -> int | None:
+    """The time of the unit's newest entry (of a kind), in seconds since the epoch."""
+    command = shutil.which("journalctl")
+    if command is None:
+        return None
+    arguments = [command, f"--unit={unit}", "--lines=1", "--output=json", "--no-pager", "--quiet"]
+    try:
+        found = subprocess.run(  # noqa: S603 (a fixed command, no shell; each value is one argument)
+            [*arguments, *more],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        ).stdout
+        return int(json.loads(found)["__REALTIME_TIMESTAMP"]) // 1_000_000
+    except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
+        return None

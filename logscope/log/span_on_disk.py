@@ -17,9 +17,9 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 
-from logscope.log.frame_files import FrameFiles
+from logscope.atomic_files import prefix
 from logscope.log.span import Span
-from logscope.temporaries import prefix
+from logscope.log.stored_rows import FrameFiles
 from parsers.envelopes.stamps import zone_of
 from parsers.reading.by_line import Keep
 from parsers.reading.columns import Lean

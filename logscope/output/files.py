@@ -1,34 +1,48 @@
 """The files that `analyze` leaves beside its answer: frames, the inferred workload, a trace of its replay.
 
 Each is written beside its place first and then renamed, so that no half file is ever found.
+
+The report of an analysis: one page for a server, an index and a page for each where there are several.
+
+The results of replays for people (tables), for programs (JSON) and for notebooks (Parquet).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import polars as pl
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from logscope.analysis import Analysis, EngineResult
 from logscope.atomic_files import whole_file, whole_text
 from logscope.diagnosis.lanes import report_frames
 from logscope.diagnosis.replay_answer import ReplayAnswer
 from logscope.errors import LogscopeError
+from logscope.execution.fleet_analysis import servers_of
+from logscope.execution.workload_replay import JobResult, result_object
+from logscope.output.json import analysis_document
+from logscope.output.report.page import report_name, write_fleet_index, write_html
 from logscope.server.engines import engine_config
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
 
 __all__ = [
     "NothingReplayedError",
     "frames_of_report",
+    "print_results",
+    "results_json",
     "write_frames",
+    "write_replay_frames",
     "write_replay_trace",
+    "write_reports",
     "write_workload",
 ]
-
 MAX_POINTS = 20_000
 
 
@@ -129,3 +143,119 @@ def _named_prefix(request: Request) -> Request:
 def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
     with whole_text(path) as out:
         write(out)
+
+
+def write_reports(
+    found: Analysis,
+    document: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    target: Path,
+    *,
+    plotlyjs: str | None = None,
+) -> None:
+    """Write the report to the file `target`, or to its `index.html` where it is a folder (or, for several servers, to be one: its name
+    has no suffix).
+
+    The reports of several servers share one script beside them, unless `plotlyjs` says otherwise; a single report holds it.
+    """
+    several = len(rows) > 1
+    folder = target.is_dir() or (several and not target.suffix and not target.exists())
+    if folder:
+        target.mkdir(parents=True, exist_ok=True)
+        target = target / "index.html"
+    if not several:
+        write_html(document, frames_of_report(found), target, plotlyjs=plotlyjs or "inline")
+        return
+    for server, part in servers_of(found).items():
+        page = target.with_name(report_name(target, server))
+        own = analysis_document(part)
+        write_html(own, frames_of_report(part), page, plotlyjs=plotlyjs or "directory")
+    write_fleet_index(rows, found.data.coverage.lines, target)
+
+
+def results_json(results: Sequence[JobResult]) -> str:
+    """The document of `replay --json`."""
+    document = {"schema_version": 1, "results": [result_object(result) for result in results]}
+    return json.dumps(document, allow_nan=False)
+
+
+def write_replay_frames(folder: Path, results: Sequence[JobResult]) -> None:
+    """`steps.parquet` and `requests.parquet`, all workloads below each other with their name in column `workload`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("steps", "requests"):
+        parts = [
+            getattr(result.replay, name)().with_columns(workload=pl.lit(result.job.workload.source))
+            for result in results
+        ]
+        with whole_file(folder / f"{name}.parquet") as part:
+            pl.concat(parts).write_parquet(part)
+
+
+def print_results(results: Sequence[JobResult], color: str = "auto") -> None:
+    """A block of figures a workload on standard output."""
+    console = Console(
+        force_terminal={"always": True, "never": False}.get(color),
+        no_color=color == "never" or None,
+        highlight=False,
+    )
+    for result in results:
+        figures = result_object(result)
+        console.print(Text(figures["workload"], style="bold"), soft_wrap=True)
+        console.print(Text(_headline(figures)), soft_wrap=True)
+        console.print(_latencies(figures))
+        console.print(_ledger(figures))
+
+
+def _headline(figures: dict[str, Any]) -> str:
+    parts = [
+        f"{figures['finished']:,} of {figures['requests']:,} requests finished in {figures['steps']:,} steps",
+        f"{_seconds(figures['duration_s'])} in all",
+        f"{figures['preemptions']:,} preemptions ({figures['recomputed_tokens']:,} tokens recomputed)",
+    ]
+    rate = figures["generation_tokens_per_s"]
+    if rate is not None:
+        parts.append(f"{rate:,.1f} output tokens/s")
+    return "; ".join(parts)
+
+
+def _latencies(figures: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("latency")
+    for percentile in ("p50", "p90", "p99"):
+        table.add_column(percentile, justify="right")
+    for key, title in (
+        ("ttft_s", "first token"),
+        ("e2e_s", "whole request"),
+        ("itl_s", "between tokens"),
+    ):
+        values = figures[key]
+        table.add_row(
+            title, *(_seconds(values.get(p)) if p in values else "" for p in ("p50", "p90", "p99"))
+        )
+    return table
+
+
+def _ledger(figures: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("where the time went")
+    for title in ("all requests", "share", "slow (mean)", "typical (mean)"):
+        table.add_column(title, justify="right")
+    ledger = figures["ledger"]
+    whole = sum(ledger["total_s"].values())
+    for label, seconds in ledger["total_s"].items():
+        table.add_row(
+            label,
+            _seconds(seconds),
+            f"{seconds / whole:.1%}" if whole else "",
+            _seconds(ledger["slow_s"][label]),
+            _seconds(ledger["typical_s"][label]),
+        )
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.1f} ms"
+    return f"{value:,.2f} s"

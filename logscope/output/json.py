@@ -1,4 +1,7 @@
-"""The contract's `analyze --json` document."""
+"""The contract's `analyze --json` document.
+
+The contract's `whatif --json` document.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from logscope.analysis import Analysis, EngineResult
-from logscope.diagnosis.ledger_shares import LABELS
-from logscope.diagnosis.spikes import Spike
+from logscope.diagnosis.spikes import LABELS, Spike
 from logscope.evidence.finding import Evidence, Finding
-from logscope.evidence.preemption_count import Preemptions
+from logscope.evidence.preemptions import Preemptions
 from logscope.output.events import iso
 from logscope.sanitize import beginning, redacted
+from logscope.server.engines import EngineFacts
+from logscope.server.scenario import flag_text
 from logscope.server.settings import SETTINGS
 from parsers.reading.events import Coverage
 
-__all__ = ["analysis_document", "evidence_object"]
-
+__all__ = ["analysis_document", "evidence_object", "whatif_document"]
 _LATENCY = {
     "ttft_s": ("p50", "p90", "p99"),
     "e2e_s": ("p50", "p90", "p99"),
@@ -281,3 +284,22 @@ def _finding(finding: Finding, result: EngineResult) -> dict[str, Any]:
 def evidence_object(evidence: Evidence) -> dict[str, Any]:
     """A line as evidence, without what clients sent and where from."""
     return {"source": evidence.source, "line": evidence.line, "text": redacted(evidence.text)}
+
+
+def whatif_document(
+    facts: EngineFacts,
+    changes: Mapping[str, Any],
+    baseline: Mapping[str, Any],
+    scenario: Mapping[str, Any],
+    notes: tuple[str, ...],
+) -> dict[str, Any]:
+    """Both sides of a change of one engine; `notes` say what was assumed."""
+    return {
+        "schema_version": 1,
+        "set": dict(changes),
+        "flag": flag_text(facts, changes),
+        "baseline": dict(baseline),
+        "scenario": dict(scenario),
+        "notes": list(notes),
+        "unsupported": list(facts.unsupported),
+    }

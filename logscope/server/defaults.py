@@ -2,6 +2,8 @@
 
 From 0.6.5 on many defaults are decided at start, from the engine, the device and its memory; the rules below are those of
 vLLM's engine arguments (0.1.0 to 0.33.0). What cannot be decided without a fact that is missing is None.
+
+Fills the settings that a log does not name with the defaults of its vLLM version.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from logscope.server.flags import declared_default, release_of, version_key
+from logscope.server.settings import SETTINGS, Configuration
 
-__all__ = ["Deployment", "default_for"]
-
+__all__ = ["Deployment", "default_for", "fill_defaults"]
 _HOPPER = ("H100", "H200")
 _SERVER_BUDGETS = {2048: False, 8192: True}
 _NAMES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy"}
@@ -201,3 +203,43 @@ _RULES: dict[str, Callable[[str, Deployment], object]] = {
     "kv_cache_dtype": _always("auto"),
     "data_parallel_size": _always(1),
 }
+
+# A default may depend on those before it.
+_ORDER = ("enable_chunked_prefill", "max_num_seqs", "max_num_batched_tokens")
+_LATEST = {"V0": "0.8.5", "V1": "0.33.0"}
+_NOT_A_DEFAULT = ("num_blocks", "max_model_len")
+
+
+def fill_defaults(
+    configuration: Configuration, engine: str | None, version: str | None, device: str | None
+) -> None:
+    """Set what is unknown to the version's default, basis `default`; without a version the latest one of the engine is taken.
+
+    Nothing is filled where neither engine nor version is known, nor what depends on a fact that the log lacks.
+    """
+    if engine is None and version is None:
+        return
+    release = version or _LATEST[engine or "V1"]
+    others = [name for name in SETTINGS if name not in _ORDER and name not in _NOT_A_DEFAULT]
+    for name in (*others, *_ORDER):
+        if configuration.values.get(name) is None:
+            value = default_for(name, release, _deployment(configuration, engine, device))
+            if value is not None:
+                configuration.set(name, value, "default")
+
+
+def _deployment(configuration: Configuration, engine: str | None, device: str | None) -> Deployment:
+    values, more = configuration.values, configuration.more
+    memory = more.get("total_gpu_gib")
+    return Deployment(
+        engine=engine or "V1",
+        device=(device or "cuda").lower(),
+        device_gib=float(memory) if isinstance(memory, (int, float)) else None,
+        world_size=(values.get("tensor_parallel_size") or 1)
+        * (values.get("pipeline_parallel_size") or 1),
+        max_model_len=values.get("max_model_len"),
+        max_num_seqs=values.get("max_num_seqs"),
+        max_num_batched_tokens=values.get("max_num_batched_tokens"),
+        enable_chunked_prefill=values.get("enable_chunked_prefill"),
+        chosen_budget=more.get("chosen_budget"),
+    )

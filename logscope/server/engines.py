@@ -9,10 +9,10 @@ from typing import Any
 
 import polars as pl
 
+from logscope.server.defaults import fill_defaults
 from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
-from logscope.server.version_defaults import fill_defaults
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
 

@@ -11,9 +11,8 @@ from logscope.server.flags import flag_for
 from logscope.server.settings import SETTINGS, SettingError
 from reference_engine.cost.kv_capacity import Placement, rescaled_num_blocks
 from reference_engine.cost.model_shape import ModelShape, Parallel
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config import check_config
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.model.errors import ConfigError
 
 __all__ = ["Scenario", "StepScale", "flag_text", "scenario_of"]

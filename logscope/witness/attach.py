@@ -12,8 +12,7 @@ import polars as pl
 from logscope.analysis import Analysis, EngineResult
 from logscope.diagnosis.verdict import pressure_of_windows
 from logscope.evidence.finding import Finding, seconds
-from logscope.evidence.preemption_count import Preemptions
-from logscope.evidence.preemptions import Logged, Stretch
+from logscope.evidence.preemptions import Logged, Preemptions, Stretch
 from logscope.witness.latencies import LatencyWitness
 from logscope.witness.metrics import Growth, MetricsWitness
 

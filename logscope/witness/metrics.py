@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from logscope.witness.answers import read_json
 from logscope.witness.fetch import WitnessError, text_of
-from logscope.witness.samples import looks_like_exposition, read_exposition
-from logscope.witness.samples_part import Point, Samples
+from logscope.witness.samples import (
+    Point,
+    Samples,
+    looks_like_exposition,
+    read_exposition,
+    read_json,
+)
 
 __all__ = ["Growth", "MetricsWitness", "read_metrics"]
 

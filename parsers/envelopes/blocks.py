@@ -1,28 +1,127 @@
-"""From blocks of bytes to payload lines: what is plain stays in blocks, so that it can be read in bulk."""
+"""From blocks of bytes to payload lines: what is plain stays in blocks, so that it can be read in bulk.
+
+Envelopes taken off a whole block at once, where every line wears the same ones.
+
+A block of a stamped log becomes plain text at the speed of one substitution; the facts of a line (its
+`Outer`) are made when they are asked for. Only where this gives what line by line would give: each line
+wears the envelopes, and those whose payload does not begin as a record are compared one by one.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parsers.envelopes import Clock, Unwrapper
-from parsers.envelopes.bulk import Worn, undressed, undressed_again
-from parsers.envelopes.chronology import goes_back, inner_clocks, newest_last
+from parsers.envelopes.form import Envelope
+from parsers.envelopes.forms import BY_START
 from parsers.envelopes.journal_fields import ExportReader, journal_entry
-from parsers.envelopes.rare import Rows, rows_of
-from parsers.envelopes.unwrapper import SAMPLE
-from parsers.lines import TextBlock, text_blocks
-from parsers.lines_part import Line
+from parsers.envelopes.rare import Rows, goes_back, inner_clocks, newest_last, rows_of
+from parsers.envelopes.unwrapper import SAMPLE, merged_outer
+from parsers.lines import Line, Loss, Outer, TextBlock, text_blocks
 
-if TYPE_CHECKING:
-    from parsers.sources.source import Loss
+__all__ = ["Worn", "is_newest_first", "turned_round", "undressed", "undressed_again", "unwrapped"]
+_LAYERS = 3
+_FEWEST_LINES = 8
+_MOST_UNUSUAL = (
+    8  # one line in so many may be worth a look; with more of them line by line is as fast
+)
+_RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
 
-__all__ = ["is_newest_first", "turned_round", "unwrapped"]
+
+class Worn:
+    """The envelopes that were taken off a block, and its lines as they were (`dressed`)."""
+
+    def __init__(self, dressed: TextBlock, envelopes: tuple[Envelope, ...], clock: Clock) -> None:
+        self.dressed = dressed
+        self.envelopes = envelopes
+        self.names = tuple(envelope.name for envelope in envelopes)
+        self._clock = clock
+
+    def of(self, dressed: TextBlock) -> Worn:
+        """The same envelopes, on another block."""
+        return Worn(dressed, self.envelopes, self._clock)
+
+    def outer(self, index: int) -> Outer:
+        """The facts of the block's line `index` (from 0)."""
+        return self.facts(self.dressed.line(index))
+
+    def facts(self, text: str) -> Outer:
+        """The facts of a line that wears these envelopes."""
+        outer: Outer | None = None
+        for envelope in self.envelopes:
+            peeled = envelope.peel(text, self._clock)
+            if peeled is None:  # undecodable bytes in the envelope itself
+                break
+            outer = peeled.outer if outer is None else merged_outer(outer, peeled.outer)
+            text = peeled.text
+        return outer if outer is not None else Outer(self.envelopes[0].name)
+
+
+def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
+    """The block without its envelopes, or None when its lines must be looked at one by one.
+
+    `unwrapper` has surveyed the block; it is not changed.
+    """
+    clock = unwrapper.clock
+    data = block.data
+    total = len(block.ends)
+    envelopes: list[Envelope] = []
+    while len(envelopes) < _LAYERS and (envelope := _first_worn(data, clock)) is not None:
+        if envelope.bulk is None or total < _FEWEST_LINES:
+            return None
+        data, count = envelope.bulk.subn(b"\n", b"\n" + data)
+        data = data[1:]
+        if count != total:
+            return None
+        envelopes.append(envelope)
+    if not envelopes or _RECORD.search(data) is None:
+        return None
+    worn = Worn(block, tuple(envelopes), clock)
+    bare = TextBlock(block.number, data, worn)
+    return bare if _as_by_line(bare, worn, unwrapper.twin()) else None
+
+
+def undressed_again(block: TextBlock, before: Worn) -> TextBlock | None:
+    """The block without the envelopes that the block before wore to its last line, or None where it must be looked at.
+
+    What all lines wear that begin as records in them needs no survey: line by line each is taken to wear what the line before wore.
+    """
+    data = block.data
+    for envelope in before.envelopes:
+        if envelope.bulk is None:
+            return None
+        data, count = envelope.bulk.subn(b"\n", b"\n" + data)
+        data = data[1:]
+        if count != len(block.ends):
+            return None
+    bare = TextBlock(block.number, data, before.of(block))
+    return None if len(bare.ends) != len(block.ends) or len(bare.unusual()) else bare
+
+
+def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
+    line = data.partition(b"\n")[0].decode("utf-8", "replace")
+    candidates = BY_START.get(line[:1], ())
+    return next((e for e in candidates if e.peel(line, clock) is not None), None)
+
+
+def _as_by_line(bare: TextBlock, worn: Worn, unwrapper: Unwrapper) -> bool:
+    """Whether the lines that begin unlike records come out as they would line by line."""
+    if len(bare.ends) != len(worn.dressed.ends):  # the last line is empty within, and unfinished
+        return False
+    unusual = bare.unusual()
+    if len(unusual) > len(bare.ends) // _MOST_UNUSUAL:
+        return False
+    for index in unusual.tolist():
+        lines = unwrapper.feed(index, worn.dressed.line(index))
+        if len(lines) != 1 or lines[0].text != bare.line(index) or lines[0].outer is None:
+            return False
+    return True
+
 
 Piece = TextBlock | list[Line]
 
@@ -92,7 +191,8 @@ class _Pieces:
     def _went_past(self, bare: TextBlock) -> TextBlock:
         last = len(bare.ends) - 1
         unusual = bare.unusual()
-        self._worn = bare.worn if last not in unusual[-1:] else None
+        worn = bare.worn if last not in unusual[-1:] else None
+        self._worn = worn if isinstance(worn, Worn) else None
         if bare.worn is not None:  # what follows may wear what its last line wears
             self.unwrapper.feed(bare.number + last, bare.worn.dressed.line(last))
         return bare

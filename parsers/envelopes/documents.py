@@ -13,7 +13,7 @@ from typing import Protocol
 from parsers.envelopes import structured
 from parsers.envelopes.form import Peeled
 from parsers.envelopes.journal_fields import journal_entry
-from parsers.envelopes.mapping_text import mapping_of
+from parsers.envelopes.rare import mapping_of
 from parsers.envelopes.stamps import Clock
 
 __all__ = ["Collector", "Verdict", "begin"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from parsers.envelopes.form import Peeled
 from parsers.envelopes.stamps import Clock
-from parsers.lines_part import Outer
+from parsers.lines import Outer
 
 __all__ = ["ExportReader", "journal_entry", "journal_text"]
 

@@ -16,8 +16,7 @@ from datetime import datetime
 from parsers.envelopes.form import Peeled, looks_like_record
 from parsers.envelopes.journal_fields import journal_entry
 from parsers.envelopes.stamps import Clock
-from parsers.lines_part import JsonRecord, Outer
-from parsers.surrogates import json_without_lone_surrogates
+from parsers.lines import JsonRecord, Outer, json_without_lone_surrogates
 
 __all__ = ["entries", "from_line", "parse"]
 

@@ -11,7 +11,7 @@ import re
 
 from parsers.envelopes.form import Envelope, Peeled, of_each_line
 from parsers.envelopes.stamps import ISO, Clock
-from parsers.lines_part import Outer
+from parsers.lines import Outer
 
 __all__ = ["STRONG", "WEAK"]
 

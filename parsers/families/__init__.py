@@ -1,12 +1,175 @@
-"""vLLM's message families: what a record's text says, as fields.
+"""vLLM's message families: what a record's text says, as fields. One module a family holds all that is known of its formats.
 
-`match` reads one message; `GATE` and `ANCHORS` let a caller skip most lines before that; `FORMATS` is the table of all
-that is known (family, variant, versions); `schema` gives the frame of a family's fields.
+`match` finds the format of a message by its first word, then by the few templates that begin with it; `GATE` and `ANCHORS` let a
+caller skip most lines before that; `FORMATS` is the table of all formats (family, variant, versions); `schema` gives the frame of a
+family's fields.
 """
 
 from __future__ import annotations
 
-from parsers.families.dispatch import ANCHORS, FAMILIES, FORMATS, GATE, match, schema
-from parsers.families.formats_part import Fields, Format, Match
+import re
+from collections import defaultdict
+
+import polars as pl
+import regex
+
+from parsers.families import (
+    http,
+    iteration,
+    kv_error,
+    kv_sizing,
+    preemption,
+    request,
+    runtime,
+    shutdown,
+    startup,
+    stats,
+)
+from parsers.families.formats import Fields, Format, Match, first_word
 
 __all__ = ["ANCHORS", "FAMILIES", "FORMATS", "GATE", "Fields", "Format", "Match", "match", "schema"]
+
+_MODULES = {
+    "preemption": preemption,
+    "stats": stats,
+    "iteration": iteration,
+    "request": request,
+    "startup": startup,
+    "kv_sizing": kv_sizing,
+    "kv_error": kv_error,
+    "runtime": runtime,
+    "http": http,
+    "shutdown": shutdown,
+}
+FAMILIES: tuple[str, ...] = tuple(_MODULES)
+FORMATS: tuple[Format, ...] = tuple(
+    format_ for module in _MODULES.values() for format_ in module.FORMATS
+)
+
+# "Engine 000: " (0.8.3 on), "4 Engines Aggregated: ", "4 Engines: " (0.11.1 on).
+_ENGINE = regex.compile(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)?+): ")
+# "ValueError: ", "torch.cuda.OutOfMemoryError: ", "vllm.v1.engine.exceptions.EngineDeadError: "
+_RAISED = regex.compile(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
+_CLASS_ENDS = ("Error", "Exception")
+_UVICORN_LEVEL = re.compile(r"\A\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+")
+_FLOATING_CHARS = 2000
+_TRACEBACK = "Traceback (most recent call last)"
+_MAX_ERROR_CHARS = 500
+
+
+def _index(formats: tuple[Format, ...]) -> tuple[dict[str, tuple[Format, ...]], tuple[Format, ...]]:
+    """Formats by the first word of their text, and those that begin with a field."""
+    by_word: defaultdict[str, list[Format]] = defaultdict(list)
+    floating = []
+    for format_ in formats:
+        if format_.floating:
+            floating.append(format_)
+        else:
+            by_word[first_word(format_.body)].append(format_)
+    return {word: tuple(group) for word, group in by_word.items()}, tuple(floating)
+
+
+_BY_WORD, _FLOATING = _index(FORMATS)
+
+
+def _anchors() -> tuple[str, ...]:
+    needles = sorted({format_.needle for format_ in FORMATS}, key=lambda text: (len(text), text))
+    kept: list[str] = []
+    for needle in needles:
+        if not any(shorter in needle for shorter in kept):
+            kept.append(needle)
+    return tuple(kept)
+
+
+ANCHORS: tuple[str, ...] = _anchors()
+GATE: re.Pattern[str] = re.compile("|".join(map(re.escape, ANCHORS)))
+
+
+def schema(family: str) -> dict[str, pl.DataType]:
+    """Columns of a family's frame; fields outside it (new ones) stay in the event only. Raises KeyError if unknown."""
+    return dict(_MODULES[family].SCHEMA)
+
+
+def match(message: str, *, prefixed: bool) -> Match | None:
+    """Read a record's text, or None where it is of no known format.
+
+    `message` is what follows vLLM's own prefix, continuation lines joined by a line feed. `prefixed` False means that the
+    line had none: then only texts that others print (uvicorn, the last line of a traceback) count, never vLLM's own.
+    A record that holds a traceback is what its exception says, where that is known.
+    """
+    raised = _raised(message)
+    if not prefixed:
+        return raised or _read(_UVICORN_LEVEL.sub("", message, count=1), foreign=True)
+    if raised is not None:
+        return raised
+    found = _read(message, foreign=False)
+    if found is not None and found.prompt_fields:
+        return found  # a prompt may quote a traceback
+    at = message.find(_TRACEBACK)
+    return found if at < 0 else _with_traceback(message, at, found)
+
+
+def _read(message: str, *, foreign: bool, raised: bool = False) -> Match | None:
+    engine = _ENGINE.match(message)
+    body = message[engine.end() :] if engine else message
+    for format_ in (*_BY_WORD.get(first_word(body[:200]), ()), *_FLOATING):
+        if (foreign and not format_.foreign) or (raised and not format_.raised):
+            continue
+        if format_.per_engine is not None and format_.per_engine is not (engine is not None):
+            continue
+        if format_.floating and format_.needle not in body[:_FLOATING_CHARS]:
+            continue
+        fields = format_.fields(body)
+        if fields is not None:
+            return _matched(format_, fields, engine)
+    return None
+
+
+def _matched(format_: Format, fields: Fields, engine: regex.Match[str] | None) -> Match:
+    if format_.keeps_prefix:
+        fields["log_prefix"] = engine[0] if engine else ""
+    if engine is not None:
+        if engine[1] is not None:
+            fields["engine"] = int(engine[1])
+        else:
+            fields["num_engines"] = int(engine[2])
+            fields["aggregated"] = engine[3] is not None
+    return Match(format_.family, format_.variant, fields, format_.prompt_fields)
+
+
+def _raised(line: str) -> Match | None:
+    """`SomeError: text` where the text is one that vLLM or torch raises."""
+    found = _RAISED.match(line)
+    if found is None or not found[1].endswith(_CLASS_ENDS):
+        return None
+    known = _read(line[found.end() :], foreign=False, raised=True)
+    if known is not None:
+        known.fields.setdefault("error", found[1])
+    return known
+
+
+def _with_traceback(message: str, at: int, header: Match | None) -> Match | None:
+    """The exception that a record's traceback ends in, the most telling one of a chain; else the record's first line."""
+    first_line = message.partition("\n")[0]
+    best: Match | None = None
+    error: str | None = None
+    for line in reversed(message[at:].split("\n")):
+        if not _RAISED.match(line):
+            continue
+        error = error or line[:_MAX_ERROR_CHARS]
+        known = _raised(line)
+        if known is not None and (best is None or _telling(known) > _telling(best)):
+            best = known
+    if best is not None:
+        best.fields["logged_as"] = first_line[:_MAX_ERROR_CHARS]
+        return best
+    if header is not None and error is not None:
+        header.fields["error"] = header.fields.get("error") or error
+    return header
+
+
+def _telling(found: Match) -> int:
+    # A chain ends in "the engine died" or "initialisation failed"; what explains it stands above.
+    if found.family in ("kv_error", "preemption") or found.variant in ("torch_oom", "oom_sampler"):
+        return 2
+    return 0 if found.variant in ("coredied", "engine_dead", "dead") else 1

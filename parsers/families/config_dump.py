@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import regex
 
-from parsers.families.formats_part import Fields
+from parsers.families.formats import Fields
 from parsers.families.literals import end_of_call, iter_pairs, parse_literal
 
 __all__ = ["SETTINGS", "args_settings", "engine_settings"]

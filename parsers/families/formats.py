@@ -14,20 +14,36 @@
 
 A blank stands for any run of white space (documents wrap lines), a quote for any kind of quote (vLLM prints back-ticks).
 A full stop at the end is optional, and lines after the first (a traceback, say) do not matter.
+
+What a message family's table is made of: one `Format` a line of text, and the `Match` that reading it gives.
+
+Reads vLLM's `Name: value unit, Name: value` lines by key, so that an added, missing or moved field breaks nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import regex
 
 from parsers.families.literals import parse_literal
 
-__all__ = ["Compiled", "anchor_of", "compile_template", "first_word", "number"]
-
+__all__ = [
+    "Compiled",
+    "Fields",
+    "Format",
+    "Match",
+    "Reader",
+    "anchor_of",
+    "assign",
+    "compile_template",
+    "first_word",
+    "number",
+    "slug",
+    "split_pairs",
+]
 # Bounded, so that a number fits 64 bits.
 _WHOLE = r"(?:\d{1,3}(?:,\d{3}){1,5}(?!,?\d)|\d{1,18})(?!\d)"
 _NUMBER = rf"[-+]?(?:{_WHOLE}(?:\.\d{{1,18}})?+(?:[eE][-+]?\d{{1,2}})?+|nan|inf)"
@@ -171,3 +187,143 @@ def anchor_of(template: str) -> str:
     if len(chunk) > _ANCHOR_MAX:
         chunk = chunk[:_ANCHOR_MAX].rpartition(" ")[0] or chunk[:_ANCHOR_MAX]
     return chunk
+
+
+_LOG_PREFIX = "{log_prefix}"
+_NEEDLE_WITHIN = 4000  # characters
+
+Fields = dict[str, object]
+Reader = Callable[[str], "Fields | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A record's text, understood: `prompt_fields` names those of `fields` that hold users' text."""
+
+    family: str
+    variant: str
+    fields: Fields
+    prompt_fields: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format of one family, declared once: it both reads lines and is listed by `logscope formats`.
+
+    `engine` is `V0`, `V1` or `any`; `versions` is `first..last` of the releases that print it; `template` is in the
+    language of `parsers.families.formats`. `read` takes over where a template does not suffice (key/value lines):
+    it gets the whole message and gives its fields or None; the template's literal beginning still dispatches.
+    `per_engine` True asks for the `Engine 000: ` (or `4 Engines Aggregated: `) in front, False for none; that prefix is
+    taken off before the template is tried, and its numbers are among the match's fields. `foreign` text is printed by
+    others (uvicorn), so it needs no record prefix of vLLM's.
+    """
+
+    family: str
+    variant: str
+    engine: str
+    versions: str
+    level: str
+    template: str
+    example: str
+    read: Reader | None = None
+    anchor: str = ""
+    per_engine: bool | None = None
+    foreign: bool = False
+    prompt_fields: frozenset[str] = field(default=frozenset())
+
+    @property
+    def first(self) -> str:
+        """The first release that prints it."""
+        return self.versions.split("..")[0]
+
+    @property
+    def last(self) -> str:
+        """The last release that prints it."""
+        return self.versions.split("..")[-1]
+
+    @property
+    def raised(self) -> bool:
+        """Whether the text is that of an exception, so that a traceback may end in it."""
+        return self.level.startswith("raise")
+
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether the engine prefix is itself a field, `log_prefix`."""
+        return self.template.startswith(_LOG_PREFIX)
+
+    @property
+    def body(self) -> str:
+        """The template without `{log_prefix}`."""
+        return self.template.removeprefix(_LOG_PREFIX)
+
+    @property
+    def floating(self) -> bool:
+        """Whether the text begins with a field, so that its first word does not tell the format."""
+        return self.body.startswith(("{", "[["))
+
+    @property
+    def needle(self) -> str:
+        """A literal that each line of this format holds."""
+        return self.anchor or anchor_of(self.body)
+
+    def fields(self, text: str) -> Fields | None:
+        """The fields of a message of this format, or None where `text` is another message."""
+        if self.read is not None:
+            return self.read(text) if self.needle in text[:_NEEDLE_WITHIN] else None
+        return compile_template(self.body).read(text)
+
+
+_PAIR = regex.compile(r"\s*+([^:,\n]{1,80}?): ?(.*)\Z", regex.DOTALL)
+_MISSING_COMMA = regex.compile(r"(?<=\d reqs) (?=[^,:]{1,40}: )")
+_VALUE = regex.compile(
+    r"([-+]?\d{1,18}(?:,\d{3}(?!\d)){0,5}(?:\.\d{1,18})?+)\s?(%|[A-Za-zµ/]++)?(?:\s[a-z]++)?\.?\Z"
+)
+_NOT_WORD = regex.compile(r"[^0-9A-Za-z]++")
+_SUFFIXES = {
+    "%": "_pct",
+    "tokens/s": "_tokens_per_s",
+    "tokens": "_tokens",
+    "reqs": "",
+    "ms": "_ms",
+    "s": "_seconds",
+    "secs": "_seconds",
+    "seconds": "_seconds",
+    "GiB": "_gib",
+    "GB": "_gib",
+    "MiB": "_mib",
+    "MB": "_mb",
+    "bytes": "_bytes",
+    "blocks": "_blocks",
+}
+
+
+def slug(key: str) -> str:
+    """`Foo rate (GPU)` → `foo_rate_gpu`."""
+    return _NOT_WORD.sub("_", key).strip("_").lower()
+
+
+def split_pairs(text: str) -> list[tuple[str, str]]:
+    """Keys and value texts. A part without a key belongs to the value before it (`KV fetch: 1 waiting to start, 0 in …`)."""
+    pairs: list[tuple[str, str]] = []
+    for part in _MISSING_COMMA.sub(", ", text).split(", "):
+        found = _PAIR.match(part)
+        if found:
+            pairs.append((found[1].strip(), found[2].strip()))
+        elif pairs:
+            key, value = pairs[-1]
+            pairs[-1] = (key, f"{value}, {part.strip()}")
+    return pairs
+
+
+def assign(fields: Fields, key: str, value: str, name: str | None = None) -> None:
+    """Put a pair into `fields`: under `name`, or under the key's slug with the unit's suffix (`Foo rate: 3.1%` → foo_rate_pct)."""
+    found = _VALUE.match(value)
+    if found is None:
+        fields[name or slug(key)] = value.rstrip(".") or None
+        return
+    unit = found[2] or ""
+    if name is None:
+        name = slug(key)
+        suffix = _SUFFIXES.get(unit, f"_{slug(unit)}" if unit else "")
+        name = name if name.endswith(suffix) else name + suffix
+    fields[name] = number(found[1])

@@ -10,8 +10,7 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families.formats import compile_template
-from parsers.families.formats_part import Fields, Format, Reader
+from parsers.families.formats import Fields, Format, Reader, compile_template
 
 __all__ = ["FORMATS", "SCHEMA"]
 

@@ -11,8 +11,7 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families.formats_part import Fields, Format
-from parsers.families.keyvalue import assign, split_pairs
+from parsers.families.formats import Fields, Format, assign, split_pairs
 
 __all__ = ["FORMATS", "SCHEMA"]
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import polars as pl
 
-from parsers.families.formats_part import Format
+from parsers.families.formats import Format
 
 __all__ = ["FORMATS", "SCHEMA"]
 

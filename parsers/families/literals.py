@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import regex
 
-from parsers.surrogates import without_lone_surrogates
+from parsers.lines import without_lone_surrogates
 
 __all__ = ["end_of_call", "iter_pairs", "parse_literal", "unquote"]
 

@@ -11,8 +11,7 @@ from functools import partial
 
 import polars as pl
 
-from parsers.families.formats import compile_template
-from parsers.families.formats_part import Fields, Format
+from parsers.families.formats import Fields, Format, compile_template
 
 __all__ = ["FORMATS", "SCHEMA"]
 

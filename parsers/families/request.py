@@ -12,8 +12,7 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families.formats import compile_template
-from parsers.families.formats_part import Fields, Format
+from parsers.families.formats import Fields, Format, compile_template
 from parsers.families.literals import end_of_call, iter_pairs, parse_literal, unquote
 
 __all__ = ["FORMATS", "SCHEMA"]

@@ -3,6 +3,12 @@
 Lengths are tokens, `…_gib` is GiB. `kv_cache_usage_fraction` of a crash dump is 0..1, unlike the statistics' percent.
 `error` is the class of a raised error; under a record's own text (`EngineCore encountered a fatal error.`) it is the last line of
 the traceback. `logged_as` is the first line of the record whose traceback ended in this error.
+
+Requests that are longer than the model's context, as the family `runtime` names them (variant `ctxlen`).
+
+PyTorch's out-of-memory errors, as the family `runtime` names them (variant `torch_oom`). Sizes are GiB.
+
+PyTorch names each amount in the unit that suits its size, KiB to TiB.
 """
 
 from __future__ import annotations
@@ -12,12 +18,91 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families import context_length
-from parsers.families import out_of_memory
-from parsers.families.formats_part import Fields, Format
+from parsers.families.formats import Fields, Format
 from parsers.families.literals import parse_literal
 
 __all__ = ["FORMATS", "SCHEMA"]
+_CONTEXT = "This model's maximum context length is {max_model_len:d} tokens. However, "
+_CONTEXT_SEEN = "This model's maximum context length is 16384 tokens. However, "
+# versions, what follows, example of what follows
+_TOO_LONG = (
+    (
+        "0.3.0..0.10.0",
+        "you requested {total_tokens:d} tokens ({num_tokens:d} in the messages, {max_tokens:d} in the completion)...",
+        "you requested 20523 tokens (20011 in the messages, 512 in the completion). Please reduce the length of the messages or completion.",
+    ),
+    (
+        "0.4.1..0.10.0",
+        "you requested {num_tokens:d} tokens in the messages...",
+        "you requested 20011 tokens in the messages, Please reduce the length of the messages.",
+    ),
+    (
+        "0.4.3..0.19.1",
+        "you requested {num_tokens:d} tokens in the input for {operation:s}. Please reduce...",
+        "you requested 20011 tokens in the input for embedding generation. Please reduce the length of the input.",
+    ),
+    (
+        "0.10.1..0.19.1",
+        "your request has {num_tokens:d} input tokens...",
+        "your request has 20011 input tokens. Please reduce the length of the input messages.",
+    ),
+    (
+        "0.18.0..0.19.1",
+        "you requested {max_tokens:d} output tokens and your prompt contains {num_tokens:d} input tokens, for a total of {total_tokens:d} tokens...",
+        "you requested 512 output tokens and your prompt contains 20011 input tokens, for a total of 20523 tokens (20011 + 512 = 20523 > 16384). Please reduce the length of the input prompt or the number of requested output tokens.",
+    ),
+    # Whatever a later release says after the limit.
+    ("0.3.0..0.33.0", "...", "the prompt is longer."),
+)
+
+_CONTEXT_LENGTH_FORMATS = tuple(
+    Format(
+        "runtime",
+        "ctxlen",
+        "any",
+        versions,
+        "raise ValueError",
+        _CONTEXT + rest,
+        _CONTEXT_SEEN + seen,
+    )
+    for versions, rest, seen in _TOO_LONG
+)
+
+_OOM = regex.compile(
+    r"\s*+(?:CUDA|HIP|XPU|NPU|MUSA)? ?out of memory\. Tried to allocate (?P<tried>[\d.]++) ?(?P<tried_unit>[KMGT])i?B"
+)
+# "GPU 0 has a total capacity of 79.11 GiB" (torch 2.1 misspells capacty), "(GPU 0; 79.11 GiB total capacity; …" before.
+_GPU = regex.compile(
+    r"GPU (?P<gpu>\d++)(?: has a total capaci?ty of |; )(?P<total>[\d.]++) ?(?P<unit>[KMGT])i?B"
+)
+_GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
+
+
+def _oom(text: str) -> Fields | None:
+    found = _OOM.match(text)
+    if found is None:
+        return None
+    fields: Fields = {"tried_gib": float(found["tried"].strip(".")) * _GIB[found["tried_unit"]]}
+    gpu = _GPU.search(text[:4000])
+    fields["gpu"] = int(gpu["gpu"]) if gpu else None
+    fields["total_gib"] = float(gpu["total"]) * _GIB[gpu["unit"]] if gpu else None
+    return fields
+
+
+_OUT_OF_MEMORY_FORMATS = tuple(
+    Format(
+        "runtime",
+        "torch_oom",
+        "any",
+        "0.1.0..0.33.0",
+        "raise OutOfMemoryError",
+        f"{device} out of memory. Tried to allocate {{tried_gib:gib}}. GPU {{gpu:d}} has a total capacity of {{total_gib:gib}}...",
+        f"torch.OutOfMemoryError: {device} out of memory. Tried to allocate 1.25 GiB. GPU 0 has a total capacity of 79.11 GiB of which 812.38 MiB is free.",
+        read=_oom,
+        anchor="out of memory. Tried to allocate",
+    )
+    for device in ("CUDA", "HIP", "XPU", "NPU")
+)
 
 SCHEMA: dict[str, pl.DataType] = {
     "error": pl.String(),
@@ -313,7 +398,7 @@ FORMATS = (
         _format(variant, engine, versions, level, template, example or template)
         for variant, engine, versions, level, template, example in _ROWS
     ),
-    *context_length.FORMATS,
+    *_CONTEXT_LENGTH_FORMATS,
     _format(
         "dump_stats",
         "V1",
@@ -341,5 +426,5 @@ FORMATS = (
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
         read=_engine_dead,
     ),
-    *out_of_memory.FORMATS,
+    *_OUT_OF_MEMORY_FORMATS,
 )

@@ -7,8 +7,7 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families.formats_part import Fields, Format
-from parsers.families.keyvalue import slug
+from parsers.families.formats import Fields, Format, slug
 from parsers.families.literals import parse_literal
 
 __all__ = ["FORMATS", "SCHEMA"]

@@ -14,8 +14,7 @@ import polars as pl
 import regex
 
 from parsers.families.config_dump import args_settings, engine_settings
-from parsers.families.formats import compile_template
-from parsers.families.formats_part import Fields, Format
+from parsers.families.formats import Fields, Format, compile_template
 
 __all__ = ["FORMATS", "SCHEMA"]
 

@@ -13,8 +13,7 @@ from functools import partial
 import polars as pl
 import regex
 
-from parsers.families.formats_part import Fields, Format
-from parsers.families.keyvalue import assign, slug, split_pairs
+from parsers.families.formats import Fields, Format, assign, slug, split_pairs
 from parsers.families.stats_companions import COMPANIONS, LONGEST
 
 __all__ = ["FORMATS", "SCHEMA"]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from parsers.families.formats_part import Fields, Format
-from parsers.families.keyvalue import assign, slug, split_pairs
+from parsers.families.formats import Fields, Format, assign, slug, split_pairs
 
 __all__ = ["COMPANIONS", "LONGEST"]
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from parsers import families
-from parsers.lines_part import Line
+from parsers.lines import Line
 from parsers.reading.events import Coverage, Event
 from parsers.records.dates import RecordClock
 from parsers.records.record import Record, RecordText, read_records

@@ -8,7 +8,7 @@ from typing import Any
 
 from parsers.records.dates import from_epoch_us
 
-__all__ = ["Coverage", "Event", "event_row"]
+__all__ = ["Coverage", "Event", "add_coverage", "event_row"]
 
 
 @dataclass(slots=True)
@@ -89,3 +89,28 @@ class Coverage:
     vllm_records: int = 0
     partly: bool = False
     other_engines: dict[str, int] = field(default_factory=dict)
+
+
+_COUNTS = (
+    "bytes",
+    "lines",
+    "events",
+    "other_records",
+    "foreign_lines",
+    "unrecognized_warnings",
+    "out_of_order",
+    "truncated",
+    "vllm_records",
+)
+
+
+def add_coverage(whole: Coverage, part: Coverage) -> None:
+    """Add `part` to `whole`, its lists after the others'."""
+    for name in _COUNTS:
+        setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    whole.sources += part.sources
+    whole.skipped_sources += part.skipped_sources
+    whole.warning_samples += part.warning_samples
+    whole.partly |= part.partly
+    for engine, count in part.other_engines.items():
+        whole.other_engines[engine] = whole.other_engines.get(engine, 0) + count

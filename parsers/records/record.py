@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Union
 
-from parsers.lines_part import Line, Outer
+from parsers.lines import Line, Outer
 from parsers.records.prefix import (
     Header,
     Stamp,

@@ -13,16 +13,23 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from parsers.envelopes import Clock
 from parsers.envelopes.blocks import is_newest_first, turned_round, unwrapped
-from parsers.envelopes.chronology import TooLargeError
+from parsers.envelopes.rare import TooLargeError
 from parsers.envelopes.stamps import zone_of
-from parsers.lines import TextBlock, after_hole, is_binary, transcoded
-from parsers.lines_part import Line, Outer
+from parsers.lines import (
+    Line,
+    Loss,
+    Outer,
+    TextBlock,
+    after_hole,
+    is_binary,
+    transcoded,
+    without_lone_surrogates,
+)
 from parsers.sources.compression import (
     BLOCK,
     DamagedError,
@@ -36,25 +43,11 @@ from parsers.sources.journal import MAGIC, JournalError, JournalQuery, export_bl
 from parsers.sources.object_stores import RemoteFile, sentence_of
 from parsers.sources.resuming import Window
 from parsers.sources.rotation import pod_of, rotation_of
-from parsers.surrogates import without_lone_surrogates
 
-__all__ = ["JournalQuery", "Loss", "Source", "Sources", "expand", "journal_of"]
+__all__ = ["JournalQuery", "Source", "Sources", "expand", "journal_of"]
 
 _FIFO_PATIENCE_S = 2.0
 _MAGIC_SIZE = 16
-
-
-@dataclass(slots=True)
-class Loss:
-    """What of a source could not be read.
-
-    `truncated` counts lines that were cut, `bytes` what was left out (of cut lines: text, of a damaged
-    compressed stream: compressed bytes), `problem` is a sentence or None.
-    """
-
-    truncated: int = 0
-    problem: str | None = None
-    bytes: int = 0
 
 
 class Source:

@@ -2,17 +2,19 @@
 
 `RooflineStepTime` offers the interface of `step_time.StepTime`; `Efficiency` holds what real kernels reach of the
 datasheet's peaks, each figure with its basis.
+
+How long a step takes: the interface that every step-time model offers, and its linear, calibrated form.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from reference_engine.cost.hardware import Gpu
 from reference_engine.cost.model_shape import ModelShape, Parallel
 
-__all__ = ["Efficiency", "RooflineStepTime"]
-
+__all__ = ["Efficiency", "LinearStepTime", "RooflineStepTime", "StepTime"]
 # Bytes of one activation value on the links (fp16 or bf16), whatever the weights are stored in.
 _ACTIVATION_BYTES = 2
 # Partial sums are exchanged after attention and after the feed-forward part.
@@ -141,3 +143,38 @@ def _prefill_context(prefill_tokens: int, kv_tokens: int, requests: int, prefill
     chunk = prefill_tokens / max(1, prefills)
     context = kv_tokens / max(1, requests)
     return max(context, chunk) - chunk / 2
+
+
+class StepTime(Protocol):
+    """Seconds of one step from what it computes.
+
+    `prefill_tokens`: tokens of all chunks that are prefill or recompute; `decode_requests`: requests that compute one
+    new token; `kv_tokens`: context lengths after the step, summed over all scheduled requests; `requests`: how many
+    requests are scheduled.
+    """
+
+    def seconds(
+        self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
+    ) -> float:
+        """Duration of the step in seconds, not negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStepTime:
+    """base + per prefill token + per decode request + per KV token read, all in seconds."""
+
+    base_s: float
+    per_prefill_token_s: float
+    per_decode_s: float
+    per_kv_token_s: float
+
+    def seconds(
+        self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
+    ) -> float:
+        """The linear sum; `requests` has no term of its own."""
+        return (
+            self.base_s
+            + self.per_prefill_token_s * prefill_tokens
+            + self.per_decode_s * decode_requests
+            + self.per_kv_token_s * kv_tokens
+        )

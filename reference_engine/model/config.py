@@ -1,15 +1,49 @@
-"""What a configuration and a workload must obey before they are replayed; each breach is one sentence."""
+"""What a configuration and a workload must obey before they are replayed; each breach is one sentence.
+
+The configuration of an engine: what the scheduler is allowed to do, in vLLM's own terms.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from reference_engine.model.config_part import EngineConfig
 from reference_engine.model.errors import ConfigError, WorkloadError
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
 
-__all__ = ["check_config", "check_request", "check_workload"]
+__all__ = ["EngineConfig", "check_config", "check_request", "check_workload"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine's configuration. Lengths in tokens, `num_blocks` of V1 includes its null block.
+
+    None means: the default of `version`. The fields from `num_cpu_blocks` to `max_long_partial_prefills` are V0's.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    engine: str = "vllm-v1"
+    version: str = "0.33.0"
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    long_prefill_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    reserve_full_isl: bool | None = None
+    watermark: float | None = None
+    async_scheduling: bool = False
+    num_cpu_blocks: int = 0
+    preemption_mode: str | None = None
+    delay_factor: float = 0.0
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+
 
 LATEST_S = 4e9
 """Seconds: 127 years, and what nanoseconds in 64 bits can hold with room for the replay."""

@@ -6,13 +6,15 @@ A tick is a step in which they all get their token: every batch of V1, every bat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from reference_engine.model.ledger import RequestRecord
 from reference_engine.model.request import RequestState
 
-__all__ = ["MEMBER_FIELDS", "Bulk", "Member", "MemberT"]
+__all__ = ["MEMBER_FIELDS", "Bulk", "BulkBatch", "Member", "MemberT"]
 
 MEMBER_FIELDS = (
     "base",
@@ -129,3 +131,27 @@ class Bulk(Generic[MemberT]):
         while finishes[0] not in self._finish_at:
             heappop(finishes)
         return finishes[0]
+
+
+@dataclass(slots=True, kw_only=True)
+class BulkBatch:
+    """A batch on the device, with what the log of steps says of it. Times in ns.
+
+    `members`: bulk requests in it; `chunks`: the requests outside the bulk that get tokens in it; `disturbed`: the part
+    of its time that a decoding request owes to prefill tokens; `progress`: it computes something for the first time.
+    `free` to `preempted`: as it was decided.
+    """
+
+    start: int
+    end: int
+    members: int
+    chunks: Sequence[object]
+    prefill_tokens: int
+    decode_requests: int
+    kv_tokens: int
+    disturbed: int
+    progress: bool
+    free: int
+    running: int
+    waiting: int
+    preempted: int

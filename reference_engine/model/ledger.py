@@ -6,7 +6,7 @@ chunk of tokens is.
 
 from __future__ import annotations
 
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
 
 __all__ = [
     "BUDGET",

@@ -2,6 +2,8 @@
 
 `Scheduler` (the protocol), `Step` (decisions), `Outcome` (deliveries), `Iteration` (both, as the golden traces
 write them: with asynchronous scheduling the outcome beside a step is that of the step before it).
+
+The log of a replay's steps: one list a column, turned into a frame at the end.
 """
 
 from __future__ import annotations
@@ -9,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.workload import Request
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
 
-__all__ = ["Iteration", "Outcome", "RequestId", "Scheduler", "Step"]
-
+__all__ = ["STEP_COLUMNS", "Iteration", "Outcome", "RequestId", "Scheduler", "Step", "StepLog"]
 RequestId = int | str
 
 
@@ -90,3 +91,30 @@ class Scheduler(Protocol):
 
     def update(self, step: Step) -> Outcome:
         """Hand over one token to each request of `step` that has caught up; free what finished."""
+
+
+STEP_COLUMNS = (
+    "start",
+    "end",
+    "prefill_tokens",
+    "decode_requests",
+    "kv_tokens",
+    "free_blocks",
+    "free_end",
+    "running",
+    "waiting",
+    "preempted",
+    "tokens",
+    "finished",
+)
+
+
+class StepLog:
+    """Rows of `STEP_COLUMNS`; times in nanoseconds, the rest are counts."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, ...]] = []
+
+    def append(self, *row: int) -> None:
+        """One completed step."""
+        self.rows.append(row)

@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from reference_engine.cost.step_time_part import StepTime
-from reference_engine.model.config import check_config, check_request, check_workload
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import StepTime
+from reference_engine.model.config import EngineConfig, check_config, check_request, check_workload
 from reference_engine.model.errors import ConfigError
 from reference_engine.model.ledger import RequestRecord, nanoseconds
+from reference_engine.model.request import Request
 from reference_engine.model.step import RequestId
-from reference_engine.model.workload import Request
 from reference_engine.v1.profile import profile_of
 
 __all__ = ["Batch", "Observation", "ReplayClock", "batch_duration", "kv_usage", "usage_blocks"]

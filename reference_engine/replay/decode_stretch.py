@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 
-from reference_engine.cost.step_time_part import LinearStepTime, StepTime
-from reference_engine.model.step_log import StepLog
+from reference_engine.cost.step_time import LinearStepTime, StepTime
+from reference_engine.model.step import StepLog
 from reference_engine.replay.clock import batch_duration
 from reference_engine.v1.batch import FastBatch
 from reference_engine.v1.bulk import BulkScheduler

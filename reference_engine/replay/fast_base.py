@@ -7,47 +7,20 @@ from the totals at its joining and at its leaving. The same holds for the reason
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Generic, Protocol, TypeVar
 
-from reference_engine.cost.step_time_part import StepTime
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.decoding import Member, MemberT
+from reference_engine.cost.step_time import StepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.decoding import BulkBatch, Member, MemberT
 from reference_engine.model.errors import NoProgressError, WorkloadError
 from reference_engine.model.ledger import BUDGET, DECODE, INTERFERENCE, PREFILL, RequestRecord
-from reference_engine.model.request import RequestState
-from reference_engine.model.step import RequestId, Step
-from reference_engine.model.step_log import StepLog
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request, RequestState
+from reference_engine.model.step import RequestId, Step, StepLog
 from reference_engine.replay.clock import ReplayClock, batch_duration
-from reference_engine.replay.loop import GUARD_STEPS, stuck_message
+from reference_engine.replay.plain import GUARD_STEPS, stuck_message
 
-__all__ = ["BulkBatch", "BulkReplay"]
-
-
-@dataclass(slots=True, kw_only=True)
-class BulkBatch:
-    """A batch on the device, with what the log of steps says of it. Times in ns.
-
-    `members`: bulk requests in it; `chunks`: the requests outside the bulk that get tokens in it; `disturbed`: the part
-    of its time that a decoding request owes to prefill tokens; `progress`: it computes something for the first time.
-    `free` to `preempted`: as it was decided.
-    """
-
-    start: int
-    end: int
-    members: int
-    chunks: Sequence[object]
-    prefill_tokens: int
-    decode_requests: int
-    kv_tokens: int
-    disturbed: int
-    progress: bool
-    free: int
-    running: int
-    waiting: int
-    preempted: int
+__all__ = ["BulkReplay"]
 
 
 class _Blocks(Protocol):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from reference_engine.cost.step_time_part import StepTime
-from reference_engine.model.config import check_config
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import StepTime
+from reference_engine.model.config import EngineConfig, check_config
+from reference_engine.model.decoding import BulkBatch
 from reference_engine.model.errors import ConfigError
 from reference_engine.model.ledger import DECODE, PREEMPTED_WAIT, QUEUED, chunk_kind
 from reference_engine.model.step import RequestId, Step
 from reference_engine.replay.clock import batch_duration
-from reference_engine.replay.fast_base import BulkBatch, BulkReplay
+from reference_engine.replay.fast_base import BulkReplay
 from reference_engine.v0.bulk import V0BulkScheduler, V0FastState, v0_bulk_possible
 from reference_engine.v0.step import V0Step
 

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reference_engine.cost.step_time_part import StepTime
-from reference_engine.model.config import check_config
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import StepTime
+from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.model.errors import ConfigError
 from reference_engine.model.ledger import BUDGET, DECODE, PREEMPTED_WAIT, QUEUED
+from reference_engine.model.request import Request
 from reference_engine.model.step import RequestId, Step
-from reference_engine.model.workload import Request
 from reference_engine.replay.clock import batch_duration
 from reference_engine.replay.decode_stretch import close_stretch, coast, open_stretch
 from reference_engine.replay.fast_base import BulkReplay
-from reference_engine.v1.batch import Chunk, FastBatch, Load, load_of
-from reference_engine.v1.bulk import BulkScheduler
-from reference_engine.v1.fast_cover import bulk_possible
-from reference_engine.v1.fast_state import FastState
-from reference_engine.v1.written_out import written_out
+from reference_engine.v1.batch import Chunk, FastBatch, FastState, Load, bulk_possible, load_of
+from reference_engine.v1.bulk import BulkScheduler, written_out
 
 __all__ = ["FastReplay"]
 

@@ -1,26 +1,190 @@
-"""Replay a workload and keep what came of it: `replay` and its `ReplayResult`."""
+"""Replay a workload and keep what came of it: `replay` and its `ReplayResult`.
+
+The figures of a replay: latencies, throughput, preemptions, and the ledger summed over requests.
+
+The results of a replay as Polars frames. Times are seconds, lengths tokens, ratios 0..1; null is what did not happen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
-from reference_engine.cost.step_time_part import StepTime
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.ledger import RequestRecord
-from reference_engine.model.step_log import StepLog
-from reference_engine.model.workload import Request
+from reference_engine.cost.step_time import StepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.ledger import LABELS, RequestRecord
+from reference_engine.model.request import Request
+from reference_engine.model.step import STEP_COLUMNS, StepLog
+from reference_engine.replay.clock import usage_blocks
 from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.fast_v1 import FastReplay
-from reference_engine.replay.frames import requests_frame, steps_frame
 from reference_engine.replay.plain import PlainReplay
-from reference_engine.replay.summary import Summary, summarise
 from reference_engine.v0.bulk import v0_bulk_possible
-from reference_engine.v1.fast_cover import bulk_possible
+from reference_engine.v1.batch import bulk_possible
 
-__all__ = ["ReplayResult", "make_replay", "replay"]
+__all__ = [
+    "REQUEST_SCHEMA",
+    "STEP_SCHEMA",
+    "ReplayResult",
+    "Summary",
+    "make_replay",
+    "replay",
+    "requests_frame",
+    "steps_frame",
+    "summarise",
+    "weighted_percentile",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Latencies in seconds by percentile ("p50", …; None when nothing finished), tokens, and ledger totals in seconds.
+
+    TTFT and E2E cover finished requests and count from arrival; ITL is over all gaps between tokens of all requests.
+    `duration_s`: first arrival to last finish. `generation_tokens_per_s`: output tokens over that time.
+    """
+
+    requests: int
+    finished: int
+    preemptions: int
+    recomputed_tokens: int
+    ttft_s: dict[str, float | None]
+    e2e_s: dict[str, float | None]
+    itl_s: dict[str, float | None]
+    generation_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None
+    duration_s: float | None
+    ledger_s: dict[str, float]
+
+
+def weighted_percentile(weights: Mapping[int, int], percent: float) -> float | None:
+    """The percentile of values that occur `weights[value]` times, with linear interpolation; None for no values."""
+    if not weights:
+        return None
+    values = sorted(weights)
+    ends = np.cumsum([weights[value] for value in values])
+    position = (int(ends[-1]) - 1) * percent / 100.0
+    below = int(position)
+    low = values[int(np.searchsorted(ends, below, side="right"))]
+    high = values[int(np.searchsorted(ends, min(below + 1, int(ends[-1]) - 1), side="right"))]
+    return low + (high - low) * (position - below)
+
+
+def _percentiles(values: Sequence[int], percents: tuple[int, ...]) -> dict[str, float | None]:
+    if not values:
+        return {f"p{p}": None for p in percents}
+    found = np.percentile(np.asarray(values, dtype=np.float64), percents)
+    return {f"p{p}": float(value) / 1e9 for p, value in zip(percents, found, strict=True)}
+
+
+def summarise(records: Sequence[RequestRecord], gaps: Mapping[int, int]) -> Summary:
+    """Sum up a replay. `gaps`: {nanoseconds between two tokens of a request: how often}."""
+    done = [r for r in records if r.status == "finished"]
+    ends = [r.end - r.arrival for r in done if r.end is not None]
+    firsts = [r.first_token - r.arrival for r in done if r.first_token is not None]
+    duration = None
+    if done:
+        first = min(r.arrival for r in records)
+        duration = (max(r.end for r in done if r.end is not None) - first) / 1e9
+    itl = {f"p{p}": weighted_percentile(gaps, p) for p in (50, 99)}
+    totals = [sum(parts) / 1e9 for parts in zip(*(r.ledger for r in records), strict=True)]
+    return Summary(
+        requests=len(records),
+        finished=len(done),
+        preemptions=sum(r.preemptions for r in records),
+        recomputed_tokens=sum(r.recomputed for r in records),
+        ttft_s=_percentiles(firsts, (50, 90, 99)),
+        e2e_s=_percentiles(ends, (50, 90, 99)),
+        itl_s={key: None if gap is None else gap / 1e9 for key, gap in itl.items()},
+        generation_tokens_per_s=sum(r.output for r in done) / duration if duration else None,
+        prompt_tokens_per_s=(
+            sum(r.request.prompt_tokens for r in done) / duration if duration else None
+        ),
+        duration_s=duration,
+        ledger_s=dict(zip(LABELS, totals or [0.0] * len(LABELS), strict=True)),
+    )
+
+
+REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_id": pl.String,
+    "status": pl.String,
+    "arrival_s": pl.Float64,
+    "first_token_s": pl.Float64,
+    "finish_s": pl.Float64,
+    "end_s": pl.Float64,
+    "ttft_s": pl.Float64,
+    "e2e_s": pl.Float64,
+    "prompt_tokens": pl.Int64,
+    "output_tokens": pl.Int64,
+    "cached_tokens": pl.Int64,
+    "preemptions": pl.Int64,
+    "recomputed_tokens": pl.Int64,
+    **dict.fromkeys(LABELS, pl.Float64),
+}
+
+STEP_SCHEMA: dict[str, type[pl.DataType]] = {
+    "step": pl.Int64,
+    "time_s": pl.Float64,
+    "duration_s": pl.Float64,
+    "prefill_tokens": pl.Int64,
+    "decode_requests": pl.Int64,
+    "kv_tokens": pl.Int64,
+    "free_blocks": pl.Int64,
+    "free_end": pl.Int64,
+    "usage": pl.Float64,
+    "running": pl.Int64,
+    "waiting": pl.Int64,
+    "preempted": pl.Int64,
+    "tokens": pl.Int64,
+    "finished": pl.Int64,
+}
+
+
+def _seconds(time: int | None) -> float | None:
+    return None if time is None else time / 1e9
+
+
+def _row(record: RequestRecord) -> tuple[object, ...]:
+    finish = record.end if record.status == "finished" else None
+    first = record.first_token
+    return (
+        str(record.request.id),
+        record.status,
+        record.arrival / 1e9,
+        _seconds(first),
+        _seconds(finish),
+        _seconds(record.end),
+        None if first is None else (first - record.arrival) / 1e9,
+        None if finish is None else (finish - record.arrival) / 1e9,
+        record.request.prompt_tokens,
+        record.output,
+        record.cached,
+        record.preemptions,
+        record.recomputed,
+        *(part / 1e9 for part in record.ledger),
+    )
+
+
+def requests_frame(records: Sequence[RequestRecord]) -> pl.DataFrame:
+    """One row a request, `REQUEST_SCHEMA`; the ledger's columns sum to `end_s - arrival_s`."""
+    rows = [_row(record) for record in records]
+    return pl.DataFrame(rows, schema=REQUEST_SCHEMA, orient="row")
+
+
+def steps_frame(log: StepLog, config: EngineConfig) -> pl.DataFrame:
+    """One row a step, `STEP_SCHEMA`. `free_blocks` after scheduling; `free_end` and `usage` after the update."""
+    raw = pl.DataFrame(log.rows, schema=dict.fromkeys(STEP_COLUMNS, pl.Int64), orient="row")
+    return raw.select(
+        pl.int_range(pl.len(), dtype=pl.Int64).alias("step"),
+        (pl.col("start") / 1e9).alias("time_s"),
+        ((pl.col("end") - pl.col("start")) / 1e9).alias("duration_s"),
+        *STEP_COLUMNS[2:7],
+        (1.0 - pl.col("free_end") / usage_blocks(config)).alias("usage"),
+        *STEP_COLUMNS[7:],
+    ).cast(STEP_SCHEMA)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from reference_engine.sketch.request import Batch, SketchRequest
+from reference_engine.sketch.request import Batch, Lengths, SketchRequest, SketchRules
 from reference_engine.sketch.scheduler import SketchScheduler
-from reference_engine.sketch.sketch_rules import Lengths, SketchRules
 from reference_engine.sketch.step_cost import StepCost
 
 __all__ = ["SketchReplay"]

@@ -1,10 +1,86 @@
-"""A request inside the sketch, and a step on its device."""
+"""A request inside the sketch, and a step on its device.
+
+What the sketch needs of a configuration, and the lengths that it assumes of a request.
+"""
 
 from __future__ import annotations
 
-from reference_engine.sketch.sketch_rules import Lengths
+from dataclasses import dataclass
 
-__all__ = ["Batch", "SketchRequest"]
+from reference_engine.model.config import EngineConfig
+from reference_engine.replay.clock import kv_usage
+from reference_engine.v1.profile import profile_of
+
+__all__ = ["Batch", "Lengths", "SketchRequest", "SketchRules"]
+V0_WATERMARK = (
+    0.01  # share of the blocks that V0 keeps free when it admits (0.3.0 .. 0.10.2, cache_config)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A request's latent lengths in tokens: prompt, output, and the head of the prompt that group `group` shares."""
+
+    prompt: int
+    output: int
+    shared: int = 0
+    group: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SketchRules:
+    """What the sketch needs of a configuration; blocks are usable ones (without V1's null block).
+
+    `chunk`: the longest part of a prompt in a step; since 0.31 (`chunk_needs_company`) only while others are there.
+    """
+
+    config: EngineConfig
+    blocks: int
+    block_size: int
+    budget: int
+    seats: int
+    reserve: int
+    gate: bool
+    chunk: int
+    chunk_needs_company: bool
+    whole_prompts: bool
+    v0: bool
+    credits_hits: bool
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> SketchRules:
+        """Derive the rules of an engine's version."""
+        v0 = config.engine == "vllm-v0"
+        profile = profile_of(config.version)
+        share = V0_WATERMARK if v0 else (config.watermark or 0.0) if profile.watermark else 0.0
+        gate = v0 or (profile.full_sequence_gate and config.reserve_full_isl is not False)
+        return cls(
+            config=config,
+            blocks=config.num_blocks if v0 else config.num_blocks - 1,
+            block_size=config.block_size,
+            budget=config.max_num_batched_tokens,
+            seats=config.max_num_seqs,
+            reserve=int(share * config.num_blocks),
+            gate=gate,
+            chunk=config.long_prefill_token_threshold or config.max_num_batched_tokens,
+            chunk_needs_company=profile.live_threshold,
+            whole_prompts=not config.enable_chunked_prefill,
+            v0=v0 and not config.enable_chunked_prefill,
+            credits_hits=_credits_hits(config.version),
+        )
+
+    def usage(self, free: int) -> float:
+        """The usage figure that this version prints, 0..1."""
+        return kv_usage(self.config, free)
+
+
+def _credits_hits(version: str) -> bool:
+    """Until 0.15 the prompt throughput counts whole prompts, later only what was computed."""
+    parts = version.lstrip("v").split(".")
+    try:
+        return (int(parts[0]), int(parts[1])) < (0, 16)
+    except (ValueError, IndexError):
+        return False
 
 
 class SketchRequest:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from reference_engine.sketch.request import Batch, SketchRequest
-from reference_engine.sketch.sketch_rules import SketchRules
+from reference_engine.sketch.request import Batch, SketchRequest, SketchRules
 
 __all__ = ["SketchScheduler"]
 

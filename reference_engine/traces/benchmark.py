@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from reference_engine.model.errors import WorkloadError
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
 from reference_engine.traces.workload_file import Row, Workload, finish_workload
 
 __all__ = ["is_dataset_row", "is_result", "read_dataset", "read_result"]

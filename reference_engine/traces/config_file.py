@@ -15,9 +15,8 @@ from typing import Any
 from reference_engine.cost.hardware import Gpu, find_gpu
 from reference_engine.cost.kv_capacity import Placement, kv_capacity
 from reference_engine.cost.model_shape import ModelShape, Parallel
-from reference_engine.cost.step_time import RooflineStepTime
-from reference_engine.cost.step_time_part import LinearStepTime, StepTime
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime, StepTime
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError
 
 __all__ = ["Setup", "clock_of", "nominal_clock", "nominal_setup", "setup_from_document"]

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TextIO
 
 from reference_engine.model.errors import WorkloadError
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
 from reference_engine.traces.workload_file import Row, Workload, finish_workload
 
 __all__ = ["CSV_FORMATS", "CsvFormat", "csv_format_of", "read_csv"]

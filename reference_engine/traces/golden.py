@@ -1,20 +1,39 @@
 """The golden trace format: a first line with configuration and requests, then one line a step.
 
 `config_of` and `request_of` read what the first line holds, `step_record` turns a turn of the loop into a line.
+
+Golden traces: a first line with configuration and requests; the steps after it are not read.
+
+Files of step decisions: one JSON line a step, in the form of the golden traces.
+
+`step_file_name` says where the decisions for a workload file go, `write_steps` writes them as they are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
 
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.errors import WorkloadError
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.errors import ConfigError, WorkloadError
+from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration
-from reference_engine.model.workload import Request
+from reference_engine.traces.config_file import Setup, clock_of
+from reference_engine.traces.workload_file import Workload, lines_of, parse_json
 
-__all__ = ["config_of", "request_of", "step_record"]
-
+__all__ = [
+    "config_of",
+    "is_golden_header",
+    "read_golden",
+    "request_of",
+    "step_file_name",
+    "step_record",
+    "write_steps",
+]
 _CONFIG_NAMES = {"async": "async_scheduling"}
 
 
@@ -90,3 +109,71 @@ def step_record(iteration: Iteration) -> dict[str, Any]:
             record["fin"] = outcome.finished
         record["free_end"] = outcome.free_blocks
     return record
+
+
+def is_golden_header(record: Any) -> bool:
+    """Whether the first line is a header: configuration and requests in one object."""
+    return isinstance(record, dict) and "config" in record and "requests" in record
+
+
+def read_golden(source: str, text: TextIO) -> Workload:
+    """Read the header. Requests arrive by `arrival_step`, or by seconds where all have `arrival_s` instead."""
+    number, line = next(lines_of(text))
+    header = parse_json(source, number, line)
+    config, records = header["config"], header["requests"]
+    if not isinstance(config, dict) or not isinstance(records, list):
+        raise WorkloadError(f"{source}: line 1: config must be an object and requests a list")
+    if not records:
+        raise WorkloadError(f"{source}: no requests")
+    try:
+        engine = config_of(config, header.get("engine", "vllm-v1"), header.get("version", "0.33.0"))
+        setup = Setup(engine, clock_of(config, engine.async_scheduling))
+        requests = tuple(_request(position, record) for position, record in enumerate(records))
+    except (ConfigError, WorkloadError) as error:
+        raise WorkloadError(f"{source}: line 1: {error}") from None
+    return Workload(source, "golden", requests, setup)
+
+
+def _request(position: int, record: Any) -> Request:
+    if not isinstance(record, dict):
+        raise WorkloadError(f"requests[{position}] is not an object")
+    request = request_of(record)
+    arrival = record.get("arrival_s")
+    if arrival is None or "arrival_step" in record:
+        return request
+    if isinstance(arrival, bool) or not isinstance(arrival, (int, float)):
+        raise WorkloadError(f"requests[{position}]: arrival_s is {arrival!r}, not a number")
+    if not (math.isfinite(arrival) and arrival >= 0):
+        raise WorkloadError(f"requests[{position}]: arrival_s is {arrival!r}, not a time")
+    return replace(request, arrival_step=None, arrival_s=float(arrival))
+
+
+_SUFFIXES = (".gz", ".jsonl", ".json", ".csv")
+# Queues can be long and mostly stay as they are; readers carry the last one forward.
+_WRITTEN_ON_CHANGE = ("run", "wait")
+
+
+def step_file_name(workload: Path) -> str:
+    """`<folder>__<name>.jsonl` for a workload file: its folder's name, and its own without `.jsonl.gz` and the like."""
+    name = workload.name
+    for suffix in _SUFFIXES:
+        if len(name) > len(suffix):
+            name = name.removesuffix(suffix)
+    return f"{workload.absolute().parent.name}__{name}.jsonl"
+
+
+def write_steps(out: TextIO, iterations: Iterable[Iteration]) -> Iterator[Iteration]:
+    """Write each turn of the loop as a line and pass it on; `run` and `wait` only where they changed."""
+    last: dict[str, Any] = {}
+    for iteration in iterations:
+        record = step_record(iteration)
+        for key in _WRITTEN_ON_CHANGE:
+            value = record.get(key)
+            if value is None:
+                continue
+            if last.get(key) == value:
+                del record[key]
+            else:
+                last[key] = list(value)
+        out.write(json.dumps(record, separators=(",", ":")) + "\n")
+        yield iteration

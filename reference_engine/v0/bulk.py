@@ -11,15 +11,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import cast
 
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.decoding import MEMBER_FIELDS, Bulk, Member
 from reference_engine.model.ledger import RequestRecord
 from reference_engine.model.step import RequestId
 from reference_engine.v0.blocks import CountingPool
 from reference_engine.v0.profile import profile_for
 from reference_engine.v0.scheduler import V0Scheduler
-from reference_engine.v0.step import Turn, V0Step
-from reference_engine.v0.v0_state import V0State
+from reference_engine.v0.step import Turn, V0State, V0Step
 
 __all__ = ["V0BulkScheduler", "V0FastState", "v0_bulk_possible"]
 

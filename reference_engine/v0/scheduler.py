@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain
 
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import SchedulerFailedError
+from reference_engine.model.request import Request
 from reference_engine.model.step import Outcome, RequestId, Step
-from reference_engine.model.workload import Request
+from reference_engine.v0.blocks import V0Memory
 from reference_engine.v0.profile import profile_for
-from reference_engine.v0.step import Turn, V0Step
-from reference_engine.v0.v0_memory import V0Memory
-from reference_engine.v0.v0_state import V0State
+from reference_engine.v0.step import Turn, V0State, V0Step
 
 __all__ = ["V0Scheduler"]
 

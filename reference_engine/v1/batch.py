@@ -1,15 +1,36 @@
-"""A batch of the fast path: bulk members by number, all others as chunks."""
+"""A batch of the fast path: bulk members by number, all others as chunks.
+
+A request on the fast path of V1.
+
+What the fast path covers, and the block pool that it takes for an engine.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reference_engine.model.ledger import DECODE, chunk_kind
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.decoding import MEMBER_FIELDS, BulkBatch, Member
+from reference_engine.model.ledger import DECODE, RequestRecord, chunk_kind
 from reference_engine.model.request import RequestState
-from reference_engine.replay.fast_base import BulkBatch
-from reference_engine.v1.fast_state import FastState
+from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, OwnedPool
+from reference_engine.v1.profile import profile_of
 
-__all__ = ["Chunk", "FastBatch", "Load", "load_of"]
+__all__ = ["Chunk", "FastBatch", "FastState", "Load", "bulk_possible", "fast_pool", "load_of"]
+
+
+class FastState(Member):
+    """A request that may be a bulk member; a tick of its bulk is a batch.
+
+    `draining`: its last token is in flight (asynchronous only). `stamp` orders requests as the running list does.
+    """
+
+    __slots__ = (*MEMBER_FIELDS, "draining", "stamp")
+
+    def __init__(self, record: RequestRecord, max_model_len: int) -> None:
+        super().__init__(record, max_model_len)
+        self.draining = False
+        self.stamp = 0
 
 
 @dataclass(slots=True)
@@ -75,3 +96,28 @@ def load_of(chunks: list[Chunk]) -> Load:
             record.reached = end
             load.progress = True
     return load
+
+
+def bulk_possible(config: EngineConfig) -> bool:
+    """Whether the fast path knows the version: not the priority of 0.9.2 - 0.11.0, not the first async tail."""
+    profile = profile_of(config.version)
+    if config.engine != "vllm-v1":
+        return False
+    if config.async_scheduling and profile.async_tail == "extra":
+        return False
+    priority = config.policy == "priority" and profile.priority_policy
+    return not priority or profile.victim_rollback == "full"
+
+
+def fast_pool(config: EngineConfig, sharing: bool) -> CountedPool | OwnedPool | BlockPool:
+    """A pool that only counts where it can: no caching, or caching without content in common (`sharing` False).
+
+    Under `priority` a victim may have registered a block in the step that evicts it, which `OwnedPool` cannot hold.
+    """
+    usable = config.num_blocks - 1  # the null block
+    profile = profile_of(config.version)
+    if not config.enable_prefix_caching:
+        return CountedPool(usable)
+    if sharing or (config.policy == "priority" and profile.priority_policy):
+        return BlockPool(usable, Contents(config.block_size), profile.unhashed_first)
+    return OwnedPool(usable, profile.unhashed_first)

@@ -3,25 +3,24 @@
 Between two events (an admission, a finish, a shortage of blocks) every decoding request gets one token a step, as a
 member of the bulk. Whatever does not follow that pattern takes the members apart again and walks them as `V1Scheduler`
 does, so that decisions are the plain scheduler's in every step.
+
+The fast path's decisions written out in full, to be held against the plain scheduler's.
 """
 
 from __future__ import annotations
 
 from typing import cast
 
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.decoding import Bulk
 from reference_engine.model.ledger import RequestRecord
 from reference_engine.model.request import RequestState
 from reference_engine.model.step import RequestId, Step
-from reference_engine.v1.batch import Chunk
+from reference_engine.v1.batch import Chunk, FastState, fast_pool
 from reference_engine.v1.blocks import BlockPool, Pool
-from reference_engine.v1.fast_cover import fast_pool
-from reference_engine.v1.fast_state import FastState
 from reference_engine.v1.scheduler import V1Scheduler
 
-__all__ = ["BulkScheduler"]
-
+__all__ = ["BulkScheduler", "written_out"]
 Planned = tuple[FastState, int, int]  # a request outside the bulk, its tokens, its new blocks
 
 
@@ -363,3 +362,25 @@ class BulkScheduler(V1Scheduler):
             self.single.remove(victim)
         self._evict(victim, 0, step)
         return victim
+
+
+def written_out(scheduler: BulkScheduler, step: Step) -> Step:
+    """The newest decision with all members in it, as the plain scheduler would tell it."""
+    batch = scheduler.batch
+    full = Step(
+        preempted=list(step.preempted),
+        new=list(step.new),
+        resumed=list(step.resumed),
+        hits=dict(step.hits),
+        blocked=step.blocked,
+        waiting=[s.id for s in scheduler.waiting.in_order()],
+        free_blocks=scheduler.pool.free,
+    )
+    for state in scheduler.walk:
+        full.running.append(state.id)
+        full.num_computed.append(state.base + batch if state.bulk else state.computed)
+        if state.bulk and state.first <= batch:
+            full.scheduled[state.id] = 1
+        elif state.id in step.scheduled:
+            full.scheduled[state.id] = step.scheduled[state.id]
+    return full

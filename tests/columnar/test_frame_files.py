@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from logscope.commands.cli import cli
-from logscope.log import frame_files
-from logscope.log.row_groups import RowGroups
+from logscope.log import stored_rows as frame_files
+from logscope.log.parquet import RowGroups
 from parsers.reading.by_line import read_events
 from parsers.reading.columns import Lean
 from parsers.reading.events import Coverage

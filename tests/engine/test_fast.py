@@ -9,16 +9,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reference_engine.cost.step_time_part import StepTime
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import StepTime
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError, EngineError
+from reference_engine.model.request import Request
 from reference_engine.model.step import Step
-from reference_engine.model.workload import Request
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.replay.results import make_replay
+from reference_engine.v1.batch import bulk_possible
 from reference_engine.v1.bulk import BulkScheduler
-from reference_engine.v1.fast_cover import bulk_possible
 from tests.engine.workloads import LINEAR, Roofline, cases
 
 DECISIONS = (

@@ -12,19 +12,16 @@ from typing import Any
 
 import pytest
 
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import (
     EngineError,
     NoProgressError,
     SchedulerFailedError,
     WorkloadError,
 )
-from reference_engine.model.workload import Request
-from reference_engine.replay.engines import make_scheduler
-from reference_engine.replay.loop import GUARD_STEPS, drive
-from reference_engine.replay.plain import PlainReplay
-from reference_engine.traces.golden import config_of, step_record
-from reference_engine.traces.golden_header import read_golden
+from reference_engine.model.request import Request
+from reference_engine.replay.plain import GUARD_STEPS, PlainReplay, drive, make_scheduler
+from reference_engine.traces.golden import config_of, read_golden, step_record
 from tests.engine.workloads import LINEAR
 
 FOLDER = Path(os.environ.get("LOGSCOPE_GOLDEN") or Path(__file__).parent.parent / "data" / "golden")

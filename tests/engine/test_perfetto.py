@@ -12,13 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
 from reference_engine.model.step import Step
-from reference_engine.model.workload import Request
-from reference_engine.replay.engines import make_scheduler
-from reference_engine.replay.loop import drive
-from reference_engine.replay.phases import PHASES, Phase, PhaseTracker
-from reference_engine.replay.recording import CounterPoint, thinned, write_trace
+from reference_engine.replay.plain import drive, make_scheduler
+from reference_engine.replay.recording import (
+    PHASES,
+    CounterPoint,
+    Phase,
+    PhaseTracker,
+    thinned,
+    write_trace,
+)
 
 
 def written(phases: list[Phase], points: list[CounterPoint], **bounds: int) -> dict[str, Any]:

@@ -7,11 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 
 from reference_engine.model.errors import EngineError
-from reference_engine.model.request import RequestState
-from reference_engine.model.workload import Request
-from reference_engine.replay.loop import drive
-from reference_engine.v1.blocks import BlockPool, Contents
-from reference_engine.v1.owned_pool import OwnedPool
+from reference_engine.model.request import Request, RequestState
+from reference_engine.replay.plain import drive
+from reference_engine.v1.blocks import BlockPool, Contents, OwnedPool
 from reference_engine.v1.scheduler import V1Scheduler
 from tests.engine.workloads import cases
 

@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration
-from reference_engine.model.workload import Request
-from reference_engine.replay.engines import make_scheduler
-from reference_engine.replay.loop import drive
-from reference_engine.replay.plain import PlainReplay
-from reference_engine.replay.recording_part import RecordedReplay
+from reference_engine.replay.plain import PlainReplay, drive, make_scheduler
+from reference_engine.replay.recording import RecordedReplay
 from reference_engine.traces.golden import step_record
 
 CLOCK = LinearStepTime(0.01, 1e-4, 1e-4, 1e-7)

@@ -11,17 +11,20 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reference_engine.cost.step_time_part import LinearStepTime, StepTime
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import LinearStepTime, StepTime
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError, EngineError, NoProgressError, WorkloadError
 from reference_engine.model.ledger import LABELS
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
 from reference_engine.replay.clock import kv_usage
-from reference_engine.replay.engines import make_scheduler
-from reference_engine.replay.frames import REQUEST_SCHEMA, STEP_SCHEMA
-from reference_engine.replay.loop import drive
-from reference_engine.replay.results import make_replay, replay
-from reference_engine.replay.summary import weighted_percentile
+from reference_engine.replay.plain import drive, make_scheduler
+from reference_engine.replay.results import (
+    REQUEST_SCHEMA,
+    STEP_SCHEMA,
+    make_replay,
+    replay,
+    weighted_percentile,
+)
 from reference_engine.v1.profile import PROFILES, profile_of
 from reference_engine.v1.scheduler import V1Scheduler
 from tests.engine.workloads import LINEAR, Roofline, cases

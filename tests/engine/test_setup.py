@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from reference_engine.cost.model_shape import Parallel
-from reference_engine.cost.step_time import RooflineStepTime
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError
 from reference_engine.traces.config_file import nominal_setup, setup_from_document
 

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import EngineError, NoProgressError, SchedulerFailedError
+from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration
-from reference_engine.model.workload import Request
-from reference_engine.replay.loop import drive
+from reference_engine.replay.plain import drive
 from reference_engine.v0.blocks import CachingPool
 from reference_engine.v0.profile import V0Profile, profile_for
 from reference_engine.v0.scheduler import V0Scheduler
-from reference_engine.v0.step import V0Step
-from reference_engine.v0.v0_state import V0State
+from reference_engine.v0.step import V0State, V0Step
 from reference_engine.v1.blocks import Contents
 
 MODEL_LENGTH = 96

@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.workload import Request
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
 
 VERSIONS = ["0.8.5", "0.9.2", "0.10.2", "0.11.1", "0.12.0", "0.18.0", "0.19.1", "0.23.0", "0.24.0", "0.28.0", "0.33.0"]  # fmt: skip
 LINEAR = LinearStepTime(0.01, 0.0001, 0.0003, 1e-6)

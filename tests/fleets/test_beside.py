@@ -17,19 +17,17 @@ import pytest
 from logscope.analysis import analyze
 from logscope.execution.executors import ExecutorError, Processes, Serial, executor_for
 from logscope.execution.fleet_analysis import analyze_fleet
-from logscope.execution.workers import Beside
-from logscope.execution.workers_part import worker_pool
+from logscope.execution.workers import Beside, worker_pool
 from logscope.inference.windows import estimate
-from logscope.inference.windows.carrying import carried, unpacked
-from logscope.inference.windows.particles import Node, Particle
+from logscope.inference.windows.particles import Node, Particle, carried, unpacked
 from logscope.log.frames import LogFrames, read_log
 from logscope.log.span import Span
 from logscope.output.json import analysis_document
 from logscope.server.engines import engine_logs
 from parsers.sources.source import expand
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from reference_engine.sketch.engine import SketchReplay
-from reference_engine.sketch.sketch_rules import SketchRules
+from reference_engine.sketch.request import SketchRules
 from reference_engine.sketch.step_cost import StepCost
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.test_parallel import square

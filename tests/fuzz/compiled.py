@@ -32,7 +32,7 @@ re.compile, regex.compile = _noting(re.compile), _noting(regex.compile)  # type:
 from tests.fuzz.attacks import SHORT_TEXT, used_patterns
 from tests.fuzz.mutations import seeds
 from parsers.reading.events import Coverage
-from parsers.lines_part import Line
+from parsers.lines import Line
 from parsers.reading.by_line import read_lines
 
 attacked = {used.pattern.pattern for used in used_patterns()}

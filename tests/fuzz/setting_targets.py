@@ -13,7 +13,7 @@ from logscope.analysis import EngineResult, analyze
 from logscope.log.frames import read_log
 from logscope.log.span import Span
 from logscope.output.events import to_json
-from logscope.output.whatif_json import whatif_document
+from logscope.output.json import whatif_document
 from logscope.sanitize import OBEYED
 from logscope.server.scenario import scenario_of
 from logscope.server.settings import SCENARIO_SETTINGS, SETTINGS, SettingError, parse_settings

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logscope.output.events import event_object, to_json
-from parsers.lines_part import Line
+from parsers.lines import Line, json_without_lone_surrogates, without_lone_surrogates
 from parsers.reading.by_line import Keep, read_events, read_lines
 from parsers.reading.events import Coverage
 from parsers.reading.frames import frames_of
 from parsers.sources.compression import DamagedError, compression_of, decoded
 from parsers.sources.source import Source
-from parsers.surrogates import json_without_lone_surrogates, without_lone_surrogates
 from tests.fuzz.mutations import HOSTILE, NUMBERS, seeds
 
 KEYS = (

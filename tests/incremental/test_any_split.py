@@ -20,7 +20,7 @@ from logscope.log.span import Moment, Span
 from logscope.log.state.frames import read_with_state
 from logscope.output.json import analysis_document
 from parsers.reading.in_bulk import reader as reading
-from parsers.reading.in_bulk import resumed
+from parsers.reading.in_bulk import reader as resumed
 from parsers.sources.source import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, quiet, two_engines

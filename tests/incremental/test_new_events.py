@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from logscope.commands.cli import cli
 from logscope.log.state import read_new as reading
-from logscope.log.state.events import new_events
+from logscope.log.state.read_new import new_events
 from logscope.log.state.read_state import StateError
 from logscope.output.events import event_object
 from parsers.reading.by_line import KEEP_EVENTS, read_events

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from logscope.commands.cli import cli
 from logscope.sanitize import OBEYED
-from parsers.lines_part import Line, Outer
+from parsers.lines import Line, Outer
 from parsers.records.record import read_records
 from tests.logs import stats_v1
 

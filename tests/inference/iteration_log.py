@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
 from reference_engine.model.step import Step
-from reference_engine.model.workload import Request
 from reference_engine.v1.scheduler import V1Scheduler
 
 START = datetime(2026, 11, 29, 10, 0, 0, tzinfo=timezone.utc)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference import Inference, infer, predict
 from logscope.inference.windows import estimate
+from logscope.inference.windows.estimate import Inference, infer, predict
 from logscope.server.engines import engine_config
 from reference_engine.model.ledger import LABELS
 from reference_engine.replay.plain import PlainReplay

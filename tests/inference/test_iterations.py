@@ -17,7 +17,7 @@ from parsers.reading.by_line import read_events
 from parsers.reading.events import Coverage
 from parsers.reading.frames import frames_of
 from parsers.sources.source import expand
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 from tests.inference.iteration_log import START, Printing, Truth, config, workload, write_log
 
 REAL = Path(__file__).resolve().parents[1] / "data" / "iterations" / "v1-under-pressure.log.gz"

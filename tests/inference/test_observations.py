@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference.spans import with_inherited, worst_span
 from logscope.inference.windows.lengths import length_model, summing_to
 from logscope.inference.windows.observations import Arrival, Observations, Window, observe
-from reference_engine.sketch.sketch_rules import SketchRules
+from logscope.inference.windows.portion import with_inherited, worst_span
+from reference_engine.sketch.request import SketchRules
 
 from .statistics_log import SMALL, parsed, stamp
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference import infer
 from logscope.inference.windows import estimate
-from logscope.inference.windows.likelihood import count_misfit
+from logscope.inference.windows.estimate import infer
+from logscope.inference.windows.particles import count_misfit
 
 from .statistics_log import SMALL, STEP_TIME, burst, parsed, serve
 

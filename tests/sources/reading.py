@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from parsers.lines_part import Line
+from parsers.lines import Line
 from parsers.sources.source import expand
 from tests.dressers import Stamped, real_log
 

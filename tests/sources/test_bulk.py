@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from parsers.lines import TextBlock
-from parsers.lines_part import Line
+from parsers.lines import Line, TextBlock
 from parsers.sources.source import expand
 from tests.dress import DRESSES
 from tests.dressers import Stamped, real_log

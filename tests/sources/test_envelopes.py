@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from parsers.envelopes import unwrap
-from parsers.lines_part import JsonRecord, Line, Outer
+from parsers.lines import JsonRecord, Line, Outer
 from tests.dress import DRESSES, Dress
 from tests.dressers import Stamped, cri, iso
 from tests.sources.reading import LOG, START_US, read, stamped

@@ -19,8 +19,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsers.lines import MAX_LINE
-from parsers.lines_part import Line
+from parsers.lines import MAX_LINE, Line
 from parsers.sources.rotation import rotation_of
 from parsers.sources.source import Source, expand
 

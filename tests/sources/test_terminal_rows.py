@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from parsers.lines_part import Line
+from parsers.lines import Line
 from parsers.sources.source import expand
 from tests.dress import DRESSES
 from tests.dressers import real_log

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logscope.live.follow import follow_file, live_lines, needed, read_pipe
-from parsers.lines_part import Line
+from parsers.lines import Line
 from parsers.reading.events import Coverage
 
 Step = Callable[[Path], object]

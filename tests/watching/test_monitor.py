@@ -11,7 +11,7 @@ import pytest
 from logscope.live.monitor import MAX_ENGINES, Monitor, Notice
 from logscope.live.pressure import HISTORY, EnginePressure, Reading
 from logscope.output.terminal.watch_view import alert_line
-from parsers.lines_part import Line
+from parsers.lines import Line
 from parsers.reading.by_line import read_events, read_lines
 from parsers.reading.events import Coverage
 from parsers.sources.source import expand

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from logscope.analysis import Analysis
 from logscope.commands.cli import cli
-from logscope.evidence.preemption_count import Preemptions
-from logscope.evidence.preemptions import Logged
+from logscope.evidence.preemptions import Logged, Preemptions
 from logscope.output.json import analysis_document
 from logscope.witness.attach import witnessed
 from logscope.witness.metrics import MetricsWitness, read_metrics

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from logscope.witness.fetch import WitnessError, text_of
 from logscope.witness.metrics import MetricsWitness, growth_of, read_metrics
-from logscope.witness.samples_part import plain_name
+from logscope.witness.samples import plain_name
 
 SCRAPE = """\
 # HELP vllm:num_preemptions_total Cumulative number of preemption from the engine.
@@ -172,9 +172,7 @@ def test_bad_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
 
 @given(st.text(max_size=300))
 def test_any_text_is_read_without_a_crash(text: str) -> None:
-    from logscope.witness.answers import read_json
-    from logscope.witness.samples import read_exposition
-    from logscope.witness.samples_part import Samples
+    from logscope.witness.samples import Samples, read_exposition, read_json
 
     read_exposition(text, Samples())
     read_json(text, Samples())

@@ -1,15 +1,31 @@
-"""Pressure that the log shows by itself: logged preemptions, a full KV cache with a queue, all seats taken with a queue."""
+"""Pressure that the log shows by itself: logged preemptions, a full KV cache with a queue, all seats taken with a queue.
+
+KV blocks that stay taken while no request is there: a leak, which only a restart ends.
+
+Data-parallel engines of one server that do not share the load: one queues while another has room.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of, seconds
 from logscope.evidence.windows import bound_of
+from logscope.server.engines import EngineFacts
 
-__all__ = ["kv_admission_wait", "logged_preemption", "seat_queue", "two_limits"]
-
+__all__ = [
+    "engine_imbalance",
+    "kv_admission_wait",
+    "kv_leak",
+    "logged_preemption",
+    "seat_queue",
+    "two_limits",
+]
 MIN_WINDOWS = 2
 
 
@@ -135,3 +151,120 @@ def two_limits(context: Context) -> list[Finding]:
 def _highest(windows: pl.DataFrame, name: str) -> float:
     value = windows[name].max()
     return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+MIN_LINES = 3
+LEAST_PCT = 1.0
+FEW_BLOCKS = 3
+"""V1's null block counted as used until 0.10.2, and usage is printed rounded: so few blocks of a small cache are no leak."""
+
+
+def kv_leak(context: Context) -> list[Finding]:
+    """Usage stays above zero in every line without a request, from some line on to the end.
+
+    A cached prefix is no use of a block: vLLM counts it as free. Newer releases print such a line only once for each pause, so it is the
+    lines that count and not their time; any single one at zero says that the blocks came back.
+    """
+    windows = context.windows
+    if windows is None or windows["aggregated"].any():
+        return []
+    nobody = pl.col("running") + pl.col("waiting") + pl.col("swapped").fill_null(0) == 0
+    empty = windows.filter(nobody & pl.col("kv_pct").is_not_null())
+    returned = empty.select((pl.col("kv_pct") < _least(context)).arg_true().max()).item()
+    held = empty if returned is None else empty[returned + 1 :]
+    if held.height < MIN_LINES:
+        return []
+    start, end = seconds(held["end"].to_list())
+    least, last = min(held["kv_pct"].to_list()), held["kv_pct"][-1]
+    title = (
+        f"KV usage stays at {least:.1f} % or more with no request running or waiting ({held.height} lines, {last:.1f} % in the last):"
+        f" blocks are not given back{_suspect(context)}"
+    )
+    return [
+        Finding(
+            "kv-leak", "warning", "measured", title, start, end, evidence_of(held, context.texts)
+        )
+    ]
+
+
+def _least(context: Context) -> float:
+    """The usage (percent) from which on blocks count as held."""
+    blocks = context.log.facts.kv.num_blocks
+    return max(LEAST_PCT, 100.0 * FEW_BLOCKS / blocks) if blocks else LEAST_PCT
+
+
+def _suspect(context: Context) -> str:
+    if "KV connectors" in context.log.facts.unsupported:
+        return "; a KV connector keeps those of finished requests until they are fetched, so look there first"
+    return "; a restart frees them, a newer release may have the fix"
+
+
+MIN_BUSY_WINDOWS = 4
+MIN_LOAD = 2.0
+RATIO = 1.5
+QUEUED_SHARE = 0.1
+"""Part of its windows in which an engine has a queue, from which it is said to have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Means over one engine's windows: requests running and waiting; `queued` is the part of the windows with a queue."""
+
+    index: int
+    requests: float
+    queued: float
+    start: datetime | None
+    end: datetime | None
+
+
+def engine_imbalance(
+    engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]],
+) -> Finding | None:
+    """The finding of one server's start: its busiest engine carries at least half as much again as the idlest one.
+
+    A warning where the busiest queues while the idlest does not: that wait is not for want of hardware. None for a single engine, for
+    few windows, and for little load.
+    """
+    loads = [load for facts, windows in engines if (load := _load(facts, windows)) is not None]
+    if len(loads) < 2:
+        return None
+    most = max(loads, key=lambda x: x.requests)
+    least = min(loads, key=lambda x: x.requests)
+    if most.requests < MIN_LOAD or most.requests < RATIO * least.requests:
+        return None
+    uneven = most.queued >= QUEUED_SHARE and least.queued < QUEUED_SHARE
+    title = (
+        f"Engine {most.index} holds {most.requests:.1f} requests on average, engine {least.index} {least.requests:.1f}"
+        + (
+            f"; requests queue at engine {most.index} ({most.queued:.0%} of the time) while engine {least.index} has room"
+            if uneven
+            else ""
+        )
+        + ": look at how requests are routed to the data-parallel engines"
+    )
+    return Finding(
+        "engine-imbalance",
+        "warning" if uneven else "info",
+        "measured",
+        title,
+        most.start,
+        most.end,
+        facts={"mean_requests": {str(x.index): round(x.requests, 3) for x in loads}},
+    )
+
+
+def _load(facts: EngineFacts, windows: pl.DataFrame | None) -> _Load | None:
+    if windows is None or windows.height < MIN_BUSY_WINDOWS:
+        return None
+    requests = windows.select((pl.col("running") + pl.col("waiting")).mean()).item()
+    queued = windows.select((pl.col("waiting") > 0).mean()).item()
+    if requests is None or queued is None:
+        return None
+    start, end = windows["start"].min(), windows["end"].max()
+    return _Load(
+        facts.engine_index,
+        float(requests),
+        float(queued),
+        start if isinstance(start, datetime) else None,
+        end if isinstance(end, datetime) else None,
+    )

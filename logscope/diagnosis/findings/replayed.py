@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 
-from logscope.causes import LOST_TO
 from logscope.diagnosis.advice import overloaded
 from logscope.diagnosis.ordering import ordering_finding
 from logscope.diagnosis.replay_answer import ReplayAnswer
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
 from logscope.output.terminal.words import duration
+from logscope.wording import LOST_TO
 
 __all__ = ["replay_findings"]
 

@@ -11,8 +11,7 @@ from math import log
 import numpy as np
 
 from logscope.inference.steps.arrivals import Arrivals
-from logscope.inference.steps.iteration_history import Rules
-from logscope.inference.steps.observed import Steps
+from logscope.inference.steps.observed import Rules, Steps
 from logscope.inference.steps.state import Live, State
 
 __all__ = ["Costs"]

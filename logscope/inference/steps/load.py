@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from logscope.inference.steps.arrivals import Arrivals
 from logscope.inference.steps.clock import Floats, Ints
-from logscope.inference.steps.iteration_history import History, Rules, Track
-from logscope.inference.steps.observed import Steps
+from logscope.inference.steps.observed import History, Rules, Steps, Track
 from reference_engine.sketch.step_cost import StepCost
 
 __all__ = ["Load", "evicted_waiting", "idle_before", "load_of", "queues_of"]

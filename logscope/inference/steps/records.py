@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from logscope.inference.steps.arrivals import Arrivals
-from logscope.inference.steps.clock import Floats, Ints
-from logscope.inference.steps.iteration_calibration import Calibration, calibrate
-from logscope.inference.steps.iteration_history import History, Rules, Track
+from logscope.inference.steps.clock import Calibration, Floats, Ints, calibrate
 from logscope.inference.steps.load import Load, idle_before, load_of, queues_of
-from logscope.inference.steps.observed import Steps
+from logscope.inference.steps.observed import History, Rules, Steps, Track
 from reference_engine.model.ledger import (
     BUDGET,
     DECODE,
@@ -29,8 +27,8 @@ from reference_engine.model.ledger import (
     SEAT,
     RequestRecord,
 )
-from reference_engine.model.step_log import StepLog
-from reference_engine.model.workload import Request
+from reference_engine.model.request import Request
+from reference_engine.model.step import StepLog
 
 __all__ = ["Story", "stalled_steps", "tell"]
 

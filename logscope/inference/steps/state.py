@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from logscope.inference.steps.iteration_history import History, Span
+from logscope.inference.steps.observed import History, Span
 
 __all__ = ["Group", "Live", "State"]
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from logscope.inference.steps.arrivals import Arrivals
 from logscope.inference.steps.explanations import MARGIN, Account, Accounts
-from logscope.inference.steps.iteration_history import History, Rules, Track
-from logscope.inference.steps.observed import Steps
+from logscope.inference.steps.observed import History, Rules, Steps, Track
 from logscope.inference.steps.state import Live, State
 
 __all__ = ["track"]

@@ -10,13 +10,18 @@ import numpy as np
 import polars as pl
 
 from logscope.inference.effort import Spread, in_turn
-from logscope.inference.prediction import Prediction, predict_workloads, summarise_replays
-from logscope.inference.spans import with_inherited, worst_span
-from logscope.inference.windows.carrying import Carried, carried, unpacked
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
 from logscope.inference.windows.observations import Observations, observe
-from logscope.inference.windows.particles import Particle, Plan, WindowFit
+from logscope.inference.windows.particles import (
+    Carried,
+    Particle,
+    Plan,
+    WindowFit,
+    carried,
+    unpacked,
+)
+from logscope.inference.windows.portion import with_inherited, worst_span
 from logscope.inference.windows.posterior import (
     Counts,
     Ledgers,
@@ -26,14 +31,15 @@ from logscope.inference.windows.posterior import (
     ledgers,
     pressure_of,
 )
+from logscope.inference.windows.prediction import Prediction, predict_workloads, summarise_replays
 from logscope.inference.windows.step_time_fit import first_guess, refit
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
 from logscope.server.engines import EngineFacts, engine_config
-from reference_engine.cost.step_time_part import LinearStepTime
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.model.workload import Request
-from reference_engine.replay.frames import requests_frame, steps_frame
-from reference_engine.sketch.sketch_rules import SketchRules
+from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.model.config import EngineConfig
+from reference_engine.model.request import Request
+from reference_engine.replay.results import requests_frame, steps_frame
+from reference_engine.sketch.request import SketchRules
 from reference_engine.sketch.step_cost import CostFit
 
 __all__ = ["Inference", "as_inferred", "infer", "predict"]

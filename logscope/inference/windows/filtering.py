@@ -14,11 +14,18 @@ import numpy as np
 
 from logscope.inference.windows.corrections import Corrections, Draft, Ids
 from logscope.inference.windows.lengths import LengthModel
-from logscope.inference.windows.likelihood import log_likelihood, tempering, with_owed
 from logscope.inference.windows.observations import Observations, Window
-from logscope.inference.windows.particles import Node, Particle, Plan, WindowFit
+from logscope.inference.windows.particles import (
+    Node,
+    Particle,
+    Plan,
+    WindowFit,
+    log_likelihood,
+    tempering,
+    with_owed,
+)
 from reference_engine.sketch.engine import SketchReplay
-from reference_engine.sketch.sketch_rules import Lengths, SketchRules
+from reference_engine.sketch.request import Lengths, SketchRules
 from reference_engine.sketch.step_cost import CostFit, Floats
 
 __all__ = ["ParticleFilter"]

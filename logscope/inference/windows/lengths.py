@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logscope.inference.windows.observations import Observations
-from reference_engine.sketch.sketch_rules import SketchRules
+from reference_engine.sketch.request import SketchRules
 
 __all__ = ["Floats", "LengthModel", "Sharing", "after_a_pass", "length_model", "summing_to"]
 

@@ -1,17 +1,38 @@
 """Particles: engines that live through a log, each with its own past.
 
 `Particle`, `Node` (what one did in one window), `WindowFit` (what all say of a window), `Plan` (how a pass goes).
+
+Particles on their way between processes: their pasts as a table, for a chain of a thousand windows is too deep to be sent as it is.
+
+How well a proposal meets a statistics line, and how far such verdicts may be trusted at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from logscope.inference.windows.observations import Window
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import SketchRequest
 from reference_engine.sketch.step_cost import Floats, StepCost
 
-__all__ = ["Node", "Particle", "Plan", "WindowFit"]
+__all__ = [
+    "Carried",
+    "Node",
+    "Particle",
+    "Plan",
+    "WindowFit",
+    "carried",
+    "count_misfit",
+    "log_likelihood",
+    "tempering",
+    "unpacked",
+    "with_owed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +109,106 @@ class WindowFit:
     credited: float
     tempering: float
     best: float
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """`particles` and `nodes` without what they hang on; `parents[i]` is the place of node i's parent, `ends[i]` that of particle i's node
+    (-1: none). A parent stands before its children.
+    """
+
+    particles: list[Particle]
+    ends: list[int]
+    nodes: list[Node]
+    parents: list[int]
+
+
+def carried(particles: Sequence[Particle]) -> Carried:
+    """The particles, ready to be sent; a past that several have in common is in it once."""
+    place: dict[int, int] = {}
+    nodes: list[Node] = []
+    parents: list[int] = []
+    for particle in particles:
+        for node in particle.past():
+            if id(node) not in place:
+                place[id(node)] = len(nodes)
+                nodes.append(replace(node, parent=None))
+                parents.append(-1 if node.parent is None else place[id(node.parent)])
+    ends = [-1 if p.node is None else place[id(p.node)] for p in particles]
+    return Carried([replace(p, node=None) for p in particles], ends, nodes, parents)
+
+
+def unpacked(sent: Carried) -> list[Particle]:
+    """The particles with their pasts again."""
+    for node, parent in zip(sent.nodes, sent.parents, strict=True):
+        node.parent = sent.nodes[parent] if parent >= 0 else None
+    return [
+        replace(p, node=sent.nodes[end] if end >= 0 else None)
+        for p, end in zip(sent.particles, sent.ends, strict=True)
+    ]
+
+
+def with_owed(window: Window, owed: float) -> Window:
+    """A window in which an engine that fell behind, or ran ahead, comes back to the log's total."""
+    generated = window.generated_tokens
+    if generated is None or not owed:
+        return window
+    most = 20.0 + 0.1 * generated
+    return replace(window, generated_tokens=max(0.0, generated + min(max(0.7 * owed, -most), most)))
+
+
+def log_likelihood(
+    window: Window, engine: SketchReplay, generated: float, credited: float
+) -> float:
+    """How well a window's line is met. The spreads are what one step more or less would change."""
+    total = count_misfit(window.running, engine.shown_running, 0.03)
+    total += count_misfit(window.waiting, engine.shown_waiting, 0.04)
+    if window.kv_usage is not None:
+        total += _usage_misfit(window, engine)
+    if window.generated_tokens is not None:
+        spread = 6.0 + 0.02 * window.generated_tokens
+        total += _square(generated - window.generated_tokens, spread)
+    if window.prompt_tokens is not None:
+        spread = 15.0 + 0.03 * window.prompt_tokens
+        total += _square(credited - window.prompt_tokens, spread)
+    return -total / 2
+
+
+def count_misfit(seen: int, told: int, relative: float) -> float:
+    """-2 log likelihood (but for a constant) that a line says `seen` where `told` is true.
+
+    An engine that is empty is hardly ever seen at work: a spread that did not shrink towards zero would make idle servers
+    look faster than they are.
+    """
+    spread = 0.45 + 0.35 * min(told, 1) + relative * told
+    return _square(seen - told, spread) + 2.0 * math.log(spread)
+
+
+def _usage_misfit(window: Window, engine: SketchReplay) -> float:
+    """KV usage, where one request more or less running is not held against it twice."""
+    seen = window.kv_usage or 0.0
+    told = engine.usage
+    each = seen / window.running if window.running else told / max(engine.shown_running, 1)
+    surplus = (engine.shown_running - window.running) * each
+    miss = min(abs(told - seen), abs(told - seen - surplus))
+    return _square(miss, 0.003 + 0.015 * max(seen, told) + 0.15 * each)
+
+
+def _square(miss: float, spread: float) -> float:
+    return (miss / spread) ** 2
+
+
+def tempering(logs: Floats, enough: float) -> float:
+    """The exponent, at most 1, at which so many particles still count."""
+
+    def effective(exponent: float) -> float:
+        weights = np.exp(exponent * logs)
+        return float(weights.sum() ** 2 / (weights**2).sum())
+
+    if effective(1.0) >= enough:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if effective(middle) >= enough else (low, middle)
+    return low

@@ -19,7 +19,7 @@ from logscope.inference.windows.observations import Observations
 from logscope.inference.windows.particles import Particle, WindowFit
 from logscope.inference.workloads import Replayed
 from reference_engine.model.ledger import LABELS
-from reference_engine.replay.summary import weighted_percentile
+from reference_engine.replay.results import weighted_percentile
 from reference_engine.sketch.request import SketchRequest
 
 __all__ = [

@@ -1,40 +1,83 @@
-"""Frames that grow from run to run: `read_with_state` gives what one run over everything would give."""
+"""Frames that grow from run to run: `read_with_state` gives what one run over everything would give.
+
+Large families of a state folder: they are thinned out of their segments, without being in memory as a whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from logscope.atomic_files import whole_file
 from logscope.evidence.finding import Evidence
-from logscope.execution.coverage import add_coverage
-from logscope.log.analysis_rows import Wanted
-from logscope.log.frame_files import FrameFiles
-from logscope.log.frames import EVIDENCE_FAMILIES, LogFrames
-from logscope.log.log_span import within_span
-from logscope.log.row_groups import RowGroups
+from logscope.log import kept_rows as analysis_rows
+from logscope.log.frames import EVIDENCE_FAMILIES, LogFrames, within_span
+from logscope.log.kept_rows import LARGE_FAMILIES, ThinRows, Wanted
+from logscope.log.parquet import RowGroups
 from logscope.log.span import Span
-from logscope.log.state.large import (
-    Place,
-    large_families,
-    places_in,
-    places_of,
-    thin_frames,
-)
 from logscope.log.state.read_new import SETTLED, News, read_news
 from logscope.log.state.read_state import Entry, Memory, locked
-from logscope.log.stored_rows import Numbers, StoredRows
+from logscope.log.stored_rows import FrameFiles, Numbers, StoredRows
 from parsers.reading.by_line import MAX_SAMPLES, Keep
 from parsers.reading.columns import Lean
-from parsers.reading.events import Coverage, Event
+from parsers.reading.events import Coverage, Event, add_coverage
 from parsers.reading.frames import FrameBuilder
-from parsers.reading.in_bulk.resumed import Bulk
+from parsers.reading.in_bulk.reader import Bulk
 
-__all__ = ["read_with_state"]
+__all__ = ["Place", "large_families", "places_in", "places_of", "read_with_state", "thin_frames"]
+_ROWS_AT_ONCE = 50_000
+
+Place = tuple[int, str, int]
+"""A server, a source in which it speaks, and the first `order` there."""
+
+
+def large_families(folder: Path, segments: Sequence[str]) -> dict[str, list[Path]]:
+    """The families whose segments together have too many rows for the memory, with those segments."""
+    found: dict[str, list[Path]] = {}
+    for name in segments:
+        family = name.split(".")[-2]
+        if family in LARGE_FAMILIES:
+            found.setdefault(family, []).append(folder / name)
+    return {f: files for f, files in found.items() if sum(map(_rows, files)) >= analysis_rows.LARGE}
+
+
+def places_in(rows: pl.LazyFrame) -> list[Place]:
+    """Who speaks where, and from when on."""
+    by = rows.group_by("server", "source").agg(pl.col("order").min())
+    return list(by.collect(engine="streaming").iter_rows())
+
+
+def places_of(large: Mapping[str, Sequence[Path]]) -> Iterator[Place]:
+    """`places_in` of all segments."""
+    for files in large.values():
+        for file in files:
+            yield from places_in(pl.scan_parquet(file))
+
+
+def thin_frames(
+    large: Mapping[str, Sequence[Path]], numbers: Numbers, stats: pl.DataFrame | None
+) -> dict[str, pl.DataFrame]:
+    """The rows that stand for all, by family (see `logscope.log.kept_rows`)."""
+    orders = np.empty(0, np.int64) if stats is None else stats["order"].to_numpy()
+    found = {}
+    for family, files in large.items():
+        thin = ThinRows(family)
+        for file in files:
+            rows = numbers.of(pl.scan_parquet(file))
+            for at in range(0, _rows(file), _ROWS_AT_ONCE):
+                thin.take(rows.slice(at, _ROWS_AT_ONCE).collect(), orders)
+        found[family] = thin.frame()
+    return found
+
+
+def _rows(file: Path) -> int:
+    return int(pl.scan_parquet(file).select(pl.len()).collect().item())
+
 
 MAX_SEGMENTS = 12
 _ROWS = 50_000

@@ -2,25 +2,28 @@
 
 A record is settled when the next one has begun. Until then it is read again by each run, so that a line or a record that was
 cut by the end of a run counts once, and whole. A compressed file, and a file after which its set goes on, ends where it ends.
+
+The events that are new since the last run: `new_events`.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from logscope.log.state.matching import check_resumable, known_sources
-from logscope.log.state.read_state import Entry, Memory
-from parsers.lines import TextBlock
-from parsers.lines_part import Line
+from logscope.log.state.read_state import Entry, Memory, check_resumable, known_sources, locked
+from logscope.output.events import event_object, to_json
+from parsers.lines import Line, TextBlock
 from parsers.reading.by_line import Keep, SourceReader
-from parsers.reading.events import Coverage, Event
-from parsers.reading.in_bulk.resumed import Bulk, ReadOn
+from parsers.reading.events import Coverage, Event, add_coverage
+from parsers.reading.in_bulk.reader import Bulk, ReadOn
 from parsers.records.dates import RecordClock
 from parsers.records.record import (
     Assembler,
@@ -34,8 +37,7 @@ from parsers.records.record import (
 from parsers.records.servers import Sessions
 from parsers.sources.resuming import RewrittenError, Stand, Window
 
-__all__ = ["COMPLETE", "OPEN", "SETTLED", "Found", "InBulk", "News", "read_news"]
-
+__all__ = ["COMPLETE", "OPEN", "SETTLED", "Found", "InBulk", "News", "new_events", "read_news"]
 CONTEXT = 200
 """So many lines before the first unsettled one are read again: they show which envelopes are worn."""
 
@@ -318,3 +320,58 @@ def _size(piece: Piece) -> int:
 def _may_grow(record: Record) -> bool:
     """Whether the record is one of those that vLLM prints in several lines, or has begun to."""
     return len(record.lines) > 1 or is_open(record) or may_continue(record.lines[0].text)
+
+
+def new_events(
+    folder: Path,
+    sources: Sequence[Any],
+    coverage: Coverage,
+    *,
+    year: int | None = None,
+    keep: Keep,
+) -> Iterator[Event]:
+    """Yield what no run with this `folder` gave yet; the folder takes note once all were taken, and `coverage` says what this run read.
+
+    The last record of a log that grows is given once it looks complete; if it then turns out longer, it is given again. Raises
+    StateError for a folder that cannot be used and for sources that cannot be read on.
+    """
+    options = {"year": year, "all": keep.other, "prompts": keep.prompts}
+    with locked(folder):
+        memory = Memory.load(folder, options)
+        news = News()
+        before = {entry.id: replace(entry.settled) for entry in memory.entries}
+        given = {entry.id: Counter(entry.given) for entry in memory.entries}
+        early: dict[int, list[str]] = {}
+        for event, entry, standing in read_news(sources, memory, news, year=year, keep=keep):
+            if standing == OPEN:
+                continue
+            mark = _mark(event)
+            old = given.setdefault(entry.id, Counter())
+            if standing != SETTLED:
+                early.setdefault(entry.id, []).append(mark)
+            if old[mark]:
+                old[mark] -= 1
+            else:
+                yield replace(event, source=entry.name)
+        for entry in news.present:
+            entry.given = early.get(entry.id, [])
+            _add_news(coverage, entry.settled, before.get(entry.id))
+            coverage.sources.append(entry.name)
+        coverage.skipped_sources += news.problems
+        coverage.partly = bool(news.problems)
+        memory.runs += 1
+        memory.save(folder)
+
+
+def _mark(event: Event) -> str:
+    """By what an event is known again in the next run."""
+    what = event_object(replace(event, source="", server=0))
+    return hashlib.sha256(to_json(what).encode()).hexdigest()[:32]
+
+
+def _add_news(coverage: Coverage, now: Coverage, before: Coverage | None) -> None:
+    add_coverage(coverage, now)
+    if before is None:
+        return
+    for name in ("lines", "events", "other_records", "foreign_lines", "unrecognized_warnings"):
+        setattr(coverage, name, getattr(coverage, name) - getattr(before, name))

@@ -2,6 +2,10 @@
 
 The page is plain HTML first (verdict, numbers, advice, evidence); plotly charts come on top of it, each over its
 table. A Content-Security-Policy names the hash of every script and style of the page, so that nothing else can run.
+
+Which charts an analysis has: those for which it holds the data, each in its section of the page.
+
+The page that leads to one report for each server: `write_fleet_index`.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,12 +23,100 @@ import polars as pl
 
 from logscope import __version__
 from logscope.atomic_files import write_whole
-from logscope.output.report.charts import charts
-from logscope.output.report.palette import DARK_TWIN, LEDGER
-from logscope.output.report.view import page
-from logscope.safe import script_json
+from logscope.output.report.chart import DARK_TWIN, LEDGER, Chart, engine_key
+from logscope.output.report.request_charts import gantt, tail
+from logscope.output.report.timeline import timeline
+from logscope.output.report.view import page, worst_engine
+from logscope.output.report.view_advice import label_of
+from logscope.output.report.view_facts import rows_of_engine
+from logscope.output.terminal.words import clean, duration, number
+from logscope.sanitize import script_json
 
-__all__ = ["PLOTLY_VERSION", "plotly_script", "render_html", "write_html"]
+__all__ = [
+    "PLOTLY_VERSION",
+    "Charts",
+    "charts",
+    "plotly_script",
+    "render_html",
+    "report_name",
+    "write_fleet_index",
+    "write_html",
+]
+MAX_ENGINES = 4  # each with its own timeline; a fleet's other engines are rows of a table
+MAX_ADVICE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """The charts by section; `omitted` counts engines whose timeline is left out."""
+
+    timelines: Sequence[Chart]
+    tails: Sequence[Chart]
+    gantt: Chart | None
+    omitted: int
+
+    @property
+    def all(self) -> list[Chart]:
+        """All charts in the page's order."""
+        return [*self.timelines, *self.tails, *([self.gantt] if self.gantt else [])]
+
+
+def charts(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Charts:
+    """The charts of an analysis; see `write_html` for the frames."""
+    worst = worst_engine(analysis)
+    engines = [e for e in analysis.get("engines") or [] if e is not worst]
+    shown = ([worst] if worst else []) + engines[: MAX_ENGINES - 1]
+    requests = _of(frames, "replay_requests", worst)
+    return Charts(
+        timelines=[c for e in shown if (c := _timeline(e, frames, engines))],
+        tails=_tails(analysis, requests, frames.get("whatif_requests")),
+        gantt=_gantt(worst, requests, _of(frames, "replay_spans", worst)),
+        omitted=max(0, len(engines) + 1 - MAX_ENGINES),
+    )
+
+
+def _of(
+    frames: Mapping[str, pl.DataFrame], name: str, engine: Mapping[str, Any]
+) -> pl.DataFrame | None:
+    frame = frames.get(name)
+    return None if frame is None else rows_of_engine(frame, engine)
+
+
+def _timeline(
+    engine: dict[str, Any], frames: Mapping[str, pl.DataFrame], others: Sequence[object]
+) -> Chart | None:
+    stats = _of(frames, "stats", engine)
+    if stats is None:
+        return None
+    server, run, index = engine_key(engine)
+    title = f"Server {server}, start {run}, engine {index}" if others else "What happened over time"
+    name = f"timeline-{server}-{run}-{index}"
+    return timeline(name, title, stats, engine, _of(frames, "replay_steps", engine))
+
+
+def _tails(
+    analysis: Mapping[str, Any], now: pl.DataFrame | None, advised: pl.DataFrame | None
+) -> list[Chart]:
+    if now is None:
+        return []
+    sides = []
+    for place, advice in enumerate((analysis.get("advice") or [])[:MAX_ADVICE]):
+        if advised is not None:
+            sides.append((label_of(advice), advised.filter(pl.col("advice") == place)))
+    named = (("e2e_s", "Whole request (E2E)"), ("ttft_s", "Time to first token (TTFT)"))
+    drawn = [tail(f"tail-{column[:-2]}", title, column, now, sides) for column, title in named]
+    return [chart for chart in drawn if chart]
+
+
+def _gantt(
+    engine: Mapping[str, Any], requests: pl.DataFrame | None, spans: pl.DataFrame | None
+) -> Chart | None:
+    spikes = engine.get("spikes") or []
+    if requests is None or spans is None or not spikes:
+        return None
+    worst = max(spikes, key=lambda s: s.get("p99_e2e_s") or 0.0)
+    return gantt("gantt", "Requests around the worst spike", spans, requests, worst)
+
 
 HERE = Path(__file__).resolve().parent
 PLOTLY_VERSION = "3.7.0"
@@ -157,3 +249,43 @@ def _plotly_css() -> str:
     # plotly puts these rules into the page by script, which the policy forbids; a style element of its name with the
     # class `no-inline-styles` tells it that they are already there.
     return _text(f"vendor/plotly-basic-{PLOTLY_VERSION}.css")
+
+
+def report_name(index: Path, server: int) -> str:
+    """The file name of a server's report, beside the index."""
+    return f"{index.stem}-server-{server}.html"
+
+
+def write_fleet_index(rows: Sequence[Mapping[str, Any]], lines: int, out: Path) -> None:
+    """Write the index of `rows` (see `logscope.execution.fleet_analysis`), whole or not at all; it runs no script and loads nothing."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    css = (HERE / "fleet_index.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined
+    )
+    text = environment.get_template("fleet_index.html.j2").render(
+        version=__version__,
+        rows=[_shown(row, out) for row in rows],
+        suffering=sum(r["verdict"] not in ("healthy", "not-enough-evidence") for r in rows),
+        lines=number(lines),
+        css=css,
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+    )
+    write_whole(out, text.encode("utf-8", errors="replace"))
+
+
+def _shown(row: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    return {
+        "server": row["server"],
+        "name": clean(", ".join(row["names"]), 120),
+        "link": report_name(out, row["server"]),
+        "verdict": row["verdict"],
+        "pressure": row["pressure"],
+        "preemptions": "" if row["preemptions"] is None else number(row["preemptions"]),
+        "e2e": "" if row["p99_e2e_s"] is None else duration(row["p99_e2e_s"]),
+        "ttft": "" if row["p99_ttft_s"] is None else duration(row["p99_ttft_s"]),
+        "engines": row["engines"],
+        "imbalance": row["imbalance"],
+    }

@@ -8,9 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from logscope.output.report.chart import Chart, Table, figure_json, iso
-from logscope.output.report.palette import INK, LEDGER, SERIES
-from logscope.safe import axis_text, visible
+from logscope.output.report.chart import INK, LEDGER, SERIES, Chart, Table, figure_json, iso
+from logscope.sanitize import axis_text, visible
 from logscope.wording import LEDGER_LABELS, count, moment, seconds
 
 __all__ = ["gantt", "tail"]

@@ -13,11 +13,26 @@ import polars as pl
 
 from logscope.diagnosis.replay_answer import FAIR_FIT
 from logscope.output.report.chart import engine_key
-from logscope.output.report.view_advice import Advised, Comparison, advice, compared
-from logscope.output.report.view_facts import Fact, configuration, coverage, numbers, preemptions
-from logscope.output.report.view_ledger import Bar, LedgerRow, ledger_bars, ledger_rows
-from logscope.output.report.view_witness import Witness, witness
-from logscope.safe import redacted, visible
+from logscope.output.report.view_advice import (
+    Advised,
+    Bar,
+    Comparison,
+    LedgerRow,
+    advice,
+    compared,
+    ledger_bars,
+    ledger_rows,
+)
+from logscope.output.report.view_facts import (
+    Fact,
+    Witness,
+    configuration,
+    coverage,
+    numbers,
+    preemptions,
+    witness,
+)
+from logscope.sanitize import redacted, visible
 from logscope.wording import (
     LEDGER_LABELS,
     LOST_TO,

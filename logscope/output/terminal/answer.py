@@ -1,8 +1,13 @@
-"""The answer of `analyze` on one screen: verdict, who, when, how much, why, what to do."""
+"""The answer of `analyze` on one screen: verdict, who, when, how much, why, what to do.
+
+A progress bar on standard error, only where that is a terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -19,8 +24,7 @@ from logscope.output.terminal.words import (
     share_words,
 )
 
-__all__ = ["make_console", "print_answer"]
-
+__all__ = ["make_console", "print_answer", "progress_bar"]
 _COLOURS = {"healthy": "green", "not-enough-evidence": "yellow"}
 _SEVERITY = {"critical": "red", "warning": "yellow", "info": "dim"}
 MAX_FINDINGS = 4
@@ -283,3 +287,24 @@ def _input_line(console: Console, found: Mapping[str, Any], verbose: bool) -> No
                     style="dim",
                 )
             )
+
+
+@contextmanager
+def progress_bar(*, quiet: bool, color: str) -> Iterator[Callable[[float], None] | None]:
+    """Yield a function that takes the share done (0 to 1), or None where nobody would see the bar."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, no_color=color == "never")
+    with Progress(
+        TextColumn("replaying the workload"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("replay", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

@@ -1,8 +1,13 @@
-"""Two logs side by side, and what was foretold."""
+"""Two logs side by side, and what was foretold.
+
+Both sides of a change, as a table.
+
+The table of several servers, the worst first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -11,8 +16,7 @@ from rich.text import Text
 from logscope.output.terminal.answer import make_console
 from logscope.output.terminal.words import VERDICTS, clean, duration, number
 
-__all__ = ["print_comparison"]
-
+__all__ = ["print_both_sides", "print_comparison", "print_fleet"]
 _ROWS = (
     ("E2E p50", "e2e_s.p50"),
     ("E2E p90", "e2e_s.p90"),
@@ -87,3 +91,82 @@ def _verdict_of_prediction(console: Any, document: Mapping[str, Any]) -> None:
     right = len(judged) - len(wrong)
     text = f"The replay of BEFORE foretold {right} of {len(judged)} figures within a quarter"
     console.print(Text(text + (f"; not {', '.join(wrong)}." if wrong else "."), style="bold"))
+
+
+_BOTH_SIDES_ROWS = (
+    ("E2E p50", "e2e_s", "p50"),
+    ("E2E p90", "e2e_s", "p90"),
+    ("E2E p99", "e2e_s", "p99"),
+    ("TTFT p50", "ttft_s", "p50"),
+    ("TTFT p90", "ttft_s", "p90"),
+    ("TTFT p99", "ttft_s", "p99"),
+    ("ITL p50", "itl_s", "p50"),
+    ("ITL p99", "itl_s", "p99"),
+)
+
+
+def print_both_sides(document: Mapping[str, Any], *, color: str = "auto") -> None:
+    """Print the document of `whatif --json` for people."""
+    console = make_console(color)
+    changes = ", ".join(f"{k}={v}" for k, v in document["set"].items())
+    console.print(Text(f"{clean(changes, 200)}", style="bold"), end="")
+    console.print(Text(f"  ({document['flag']})" if document["flag"] else "", style="dim"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for name, justify in (("", "left"), ("now", "right"), ("then", "right"), ("change", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    before, after = document["baseline"], document["scenario"]
+    for word, name, point in _BOTH_SIDES_ROWS:
+        a, b = before[name][point], after[name][point]
+        table.add_row(word, duration(a), duration(b), _percent_change(a, b))
+    for word, name, unit in (
+        ("Throughput", "generation_tokens_per_s", " tokens/s"),
+        ("Preemptions", "preemptions", ""),
+        ("Recomputed tokens", "recomputed_tokens", ""),
+        ("Until the last is done", "duration_s", " s"),
+    ):
+        a, b = before[name], after[name]
+        table.add_row(word, number(a) + unit, number(b) + unit, _percent_change(a, b))
+    console.print(table)
+    console.print(
+        "Both sides are replayed from the workload that was inferred from this log.", style="dim"
+    )
+    for note in document["notes"]:
+        console.print(Text(f"Assumed: {clean(note, 300)}.", style="dim"))
+    for name in document["unsupported"]:
+        console.print(Text(f"The replay does not model {name}.", style="yellow"))
+
+
+def _percent_change(a: float | None, b: float | None) -> str:
+    if a is None or b is None or a == 0:
+        return ""
+    return f"{100 * (b - a) / a:+.0f} %"
+
+
+MAX_ROWS = 20
+
+
+def print_fleet(
+    rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, color: str = "auto"
+) -> None:
+    """Print the rows of `logscope.execution.fleet_analysis`; without `verbose` the first ones."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = make_console(color)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("server", "", "verdict", "pressure", "preemptions", "E2E p99", "TTFT p99"):
+        table.add_column(name, overflow="fold")
+    for row in rows if verbose else rows[:MAX_ROWS]:
+        table.add_row(
+            str(row["server"]),
+            Text(clean(", ".join(row["names"]), 60)),
+            row["verdict"] + (" (uneven engines)" if row["imbalance"] else ""),
+            row["pressure"],
+            "" if row["preemptions"] is None else number(row["preemptions"]),
+            "" if row["p99_e2e_s"] is None else duration(row["p99_e2e_s"]),
+            "" if row["p99_ttft_s"] is None else duration(row["p99_ttft_s"]),
+        )
+    console.print(table)
+    if not verbose and len(rows) > MAX_ROWS:
+        console.print(f"and {len(rows) - MAX_ROWS} more (-v)", style="dim")
+    console.print()

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from logscope.causes import LEDGER_LABELS
 from logscope.sanitize import stripped
+from logscope.wording import LEDGER_LABELS
 
 __all__ = [
     "VERDICTS",

@@ -15,7 +15,7 @@ from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.envelope_facts import Outers
 from parsers.reading.in_bulk.messages import Said
 from parsers.reading.in_bulk.parts import Column, Part, joined, series
-from parsers.reading.in_bulk.structure import Structure
+from parsers.reading.in_bulk.templates import Structure
 from parsers.records.record import MAX_TAIL, Record
 
 __all__ = ["Evidence", "Stretch"]

@@ -14,9 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parsers.envelopes.bulk import Worn
-from parsers.lines import TextBlock
-from parsers.lines_part import Outer
+from parsers.lines import EnvelopesOff, Outer, TextBlock
 
 __all__ = ["KnownEnvelopes", "Outers", "joined_outers"]
 
@@ -104,7 +102,7 @@ class KnownEnvelopes:
 
     def _read(
         self,
-        worn: Worn,
+        worn: EnvelopesOff,
         begins: NDArray[np.uint8],
         rows: NDArray[np.int64],
         facts: dict[Outer, int],
@@ -134,9 +132,9 @@ class KnownEnvelopes:
         return base[codes] + inside, np.array(own, np.uint32)[codes]
 
     def _beginning(
-        self, worn: Worn, bare: bytes, row: int, clocks: Sequence[_Place]
+        self, worn: EnvelopesOff, bare: bytes, row: int, clocks: Sequence[_Place]
     ) -> _Beginning | None:
-        key = (*(envelope.name for envelope in worn.envelopes), bare)
+        key = (*worn.names, bare)
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
@@ -166,7 +164,9 @@ def _slice(found: re.Match[bytes], group: int) -> slice:
     return slice(found.start(group), found.end(group)) if found[group] else slice(0, 0)
 
 
-def _tried(worn: Worn, bare: bytes, text: bytes, clocks: Sequence[_Place]) -> _Beginning | None:
+def _tried(
+    worn: EnvelopesOff, bare: bytes, text: bytes, clocks: Sequence[_Place]
+) -> _Beginning | None:
     """The facts of a beginning whose clocks stand at second 0, if seconds and fraction of one clock change the time and nothing else."""
 
     def facts(place: _Place, second: bytes, digit: bytes) -> Outer:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from parsers.reading.in_bulk.block import Block, Mask, Rows
+from parsers.reading.in_bulk.block import Block, Hole, Mask, Rows, Shape, shape_of
 from parsers.reading.in_bulk.parts import Column, Part
-from parsers.reading.in_bulk.shapes import Hole, Shape, shape_of
 
 __all__ = ["KnownGauges", "gauges"]
 

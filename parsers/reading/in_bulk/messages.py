@@ -15,14 +15,12 @@ import polars as pl
 from parsers import families
 from parsers.reading.by_line import WARNING_LEVELS, hide_text
 from parsers.reading.frames import fields_frame
-from parsers.reading.in_bulk.block import Block, Mask, Rows
-from parsers.reading.in_bulk.column import rows_of
+from parsers.reading.in_bulk.block import Block, Mask, Rows, rows_of
 from parsers.reading.in_bulk.gauges import KnownGauges, gauges
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.prompts import prompted
 from parsers.reading.in_bulk.requests import KnownParameters, lives, received
-from parsers.reading.in_bulk.structure import Structure, is_odd
-from parsers.reading.in_bulk.templates import AccessLines, Known, Speech
+from parsers.reading.in_bulk.templates import AccessLines, Known, Speech, Structure, is_odd
 from parsers.records.record import Record, RecordText, is_open
 from parsers.records.servers import OF_A_START, engine_index
 

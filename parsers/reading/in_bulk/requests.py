@@ -14,13 +14,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from parsers import families
-from parsers.families.formats_part import Fields
+from parsers.families.formats import Fields
 from parsers.reading.columns import Coded
 from parsers.reading.frames import fields_frame
-from parsers.reading.in_bulk.block import MARGIN, Alphabet, Block, Mask, Rows
+from parsers.reading.in_bulk.block import MARGIN, Alphabet, Block, Hole, Mask, Rows, Shape, shape_of
 from parsers.reading.in_bulk.parts import Column, Part
-from parsers.reading.in_bulk.prefixes import WORD_CHARS
-from parsers.reading.in_bulk.shapes import Hole, Shape, shape_of
+from parsers.reading.in_bulk.templates import WORD_CHARS
 from parsers.records.prefix import Header, strip_ansi
 from parsers.records.record import Record, RecordText, glued_at, is_open, may_continue
 

@@ -1,6 +1,6 @@
 """Long logs: what one inference can afford of them is cut out before it looks at the rows.
 
-`logscope.inference.spans` chooses the worst span of what it is given, request by request. Of a log of millions of requests the same
+`logscope.inference.windows.portion` chooses the worst span of what it is given, request by request. Of a log of millions of requests the same
 choice is made here over the statistics windows, from the places of rows alone, and only the rows of that span are read back.
 """
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from logscope.inference import Inference
-from logscope.inference.prediction import predict_workloads
-from logscope.inference.windows.estimate import as_inferred
+from logscope.inference.windows.estimate import Inference, as_inferred
+from logscope.inference.windows.prediction import predict_workloads
 from logscope.inference.workloads import Workload
 from logscope.server.scenario import Scenario
-from reference_engine.model.config_part import EngineConfig
+from reference_engine.model.config import EngineConfig
 
 __all__ = ["Predictor"]
 
@@ -21,7 +20,7 @@ class Predictor:
     """Replays sampled workloads under a scenario; None is the present configuration.
 
     `config`: the one under which they were inferred; `baseline`: what they say under it, where that is known already; `pooled` as in
-    `logscope.inference.prediction`; `assumed`: what the inference assumed of the scheduler is assumed of the change too.
+    `logscope.inference.windows.prediction`; `assumed`: what the inference assumed of the scheduler is assumed of the change too.
     """
 
     workloads: tuple[Workload, ...]

@@ -15,8 +15,8 @@ from logscope.inference.windows.posterior import (
     percentiles_of_many,
 )
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
-from reference_engine.model.config_part import EngineConfig
-from reference_engine.replay.summary import summarise
+from reference_engine.model.config import EngineConfig
+from reference_engine.replay.results import summarise
 
 __all__ = ["Prediction", "predict_workloads", "summarise_replays"]
 
