@@ -61,9 +61,7 @@ class Run:
 def saturated(minutes: float) -> Case:
     """256 seats always taken, answers of 500 to 1,500 tokens to prompts of 128, blocks for all of them."""
     draw = random.Random(1)
-    config = EngineConfig(
-        num_blocks=30_000, max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True
-    )
+    config = EngineConfig(num_blocks=30_000, max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
     arrival = 0.0
     requests: list[Request] = []
     # 256 seats, 1,000 tokens each at 23 ms: 11.1 requests a second can be served.
@@ -76,15 +74,11 @@ def saturated(minutes: float) -> Case:
 def calm(minutes: float) -> Case:
     """One request a second, some four running at a time."""
     draw = random.Random(2)
-    config = EngineConfig(
-        num_blocks=30_000, max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True
-    )
+    config = EngineConfig(num_blocks=30_000, max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
     arrival = 0.0
     requests: list[Request] = []
     while arrival < minutes * 60:
-        requests.append(
-            Request(len(requests), draw.randint(50, 800), draw.randint(50, 500), arrival)
-        )
+        requests.append(Request(len(requests), draw.randint(50, 800), draw.randint(50, 500), arrival))
         arrival += draw.expovariate(1.0)
     return Case(config, requests)
 
@@ -100,10 +94,7 @@ def sharing_pressure(count: int) -> Case:
     base = pressure(0).config
     return Case(
         base,
-        [
-            Request(number, 512, 256, prompt=((f"p{number % 20}", 256), (f"u{number}", 256)))
-            for number in range(count)
-        ],
+        [Request(number, 512, 256, prompt=((f"p{number % 20}", 256), (f"u{number}", 256))) for number in range(count)],
     )
 
 
@@ -155,9 +146,7 @@ def measure(name: str, argument: float | int | str, engine: str) -> Run:
     )
 
 
-def measured(
-    name: str, argument: float | int | str, engines: list[str], repeats: int
-) -> dict[str, Run]:
+def measured(name: str, argument: float | int | str, engines: list[str], repeats: int) -> dict[str, Run]:
     """Median run of each engine, the engines taking turns; equal results or an error."""
     context = multiprocessing.get_context("spawn")
     runs: dict[str, list[Run]] = {engine: [] for engine in engines}
@@ -184,9 +173,7 @@ def report(name: str, runs: dict[str, Run]) -> None:
             f"{run.memory_mb:6.0f} MB  {run.duration_s:8,.0f} s replayed"
         )
     if {"plain", "fast"} <= set(runs):
-        print(
-            f"{name:28} fast is {runs['plain'].cpu_s / runs['fast'].cpu_s:.1f} x as fast as plain"
-        )
+        print(f"{name:28} fast is {runs['plain'].cpu_s / runs['fast'].cpu_s:.1f} x as fast as plain")
     sys.stdout.flush()
 
 
@@ -194,18 +181,11 @@ def main() -> None:
     """Run all cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
-        "--minutes",
-        type=float,
-        default=10.0,
-        help="of the saturated and the calm hour (60: all of it)",
+        "--minutes", type=float, default=10.0, help="of the saturated and the calm hour (60: all of it)"
     )
-    parser.add_argument(
-        "--requests", type=int, default=20_000, help="of the case under constant pressure"
-    )
+    parser.add_argument("--requests", type=int, default=20_000, help="of the case under constant pressure")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--mooncake", type=Path, help="the conversation trace of kvcache-ai/Mooncake"
-    )
+    parser.add_argument("--mooncake", type=Path, help="the conversation trace of kvcache-ai/Mooncake")
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
     print(
@@ -214,11 +194,7 @@ def main() -> None:
     found: dict[str, dict[str, Run]] = {}
 
     def case(
-        title: str,
-        name: str,
-        argument: float | int | str,
-        engines: list[str],
-        repeats: int = options.repeats,
+        title: str, name: str, argument: float | int | str, engines: list[str], repeats: int = options.repeats
     ) -> None:
         found[title] = measured(name, argument, engines, repeats)
         report(title, found[title])

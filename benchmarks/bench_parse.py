@@ -155,9 +155,7 @@ def main() -> None:
         load = repeated()[1]
         share = sum(b" HTTP/" in line for line in load) / len(load)
         width = sum(map(len, load)) / len(load)
-        print(
-            f"{given.mb} MB, {share:.0%} access lines, {width:.0f} bytes a line, {os.cpu_count()} cores"
-        )
+        print(f"{given.mb} MB, {share:.0%} access lines, {width:.0f} bytes a line, {os.cpu_count()} cores")
         speeds(log, out, given.runs)
         memory(log, out, [int(size) for size in given.memory.split(",")])
 

@@ -20,7 +20,7 @@ SECTIONS = {
         ("4", "Done in part: a source could not be read to its end; the loss is counted."),
         ("70", "A fault of logscope's own."),
         ("73", "A result could not be written."),
-    ),
+    )
 }
 
 
@@ -57,12 +57,7 @@ def man_page() -> str:
     top = click.Context(cli, info_name="logscope")
     lines = [f'.TH LOGSCOPE 1 "" "logscope {__version__}" "User Commands"', ".SH NAME"]
     lines += ["logscope \\- what is behind a vLLM server's slow requests", ".SH SYNOPSIS"]
-    lines += [
-        ".B logscope",
-        ".I COMMAND",
-        "[\\fIOPTIONS\\fR] [\\fISOURCE\\fR]...",
-        ".SH DESCRIPTION",
-    ]
+    lines += [".B logscope", ".I COMMAND", "[\\fIOPTIONS\\fR] [\\fISOURCE\\fR]...", ".SH DESCRIPTION"]
     lines += described(cli.help)
     lines.append(".SH COMMANDS")
     for name in cli.list_commands(top):

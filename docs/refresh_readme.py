@@ -10,9 +10,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK = re.compile(
-    r"(<!-- output of: logscope (?P<command>[^\n]*?) -->\n).*?(<!-- end of output -->)", re.S
-)
+BLOCK = re.compile(r"(<!-- output of: logscope (?P<command>[^\n]*?) -->\n).*?(<!-- end of output -->)", re.S)
 
 
 def printed(command: str) -> str:

@@ -25,15 +25,7 @@ from logscope.inference.effort import Spread, in_turn
 from logscope.log.frames import LogFrames
 from logscope.server.engines import EngineLog, engine_logs
 
-__all__ = [
-    "Analysis",
-    "EngineResult",
-    "Preemptions",
-    "analyze",
-    "engine_result",
-    "with_imbalance",
-    "worst_of",
-]
+__all__ = ["Analysis", "EngineResult", "Preemptions", "analyze", "engine_result", "with_imbalance", "worst_of"]
 
 Progress = Callable[[float], None]
 
@@ -107,15 +99,7 @@ def analyze(
     for index, log in enumerate(logs):
         step = _part(progress, index, len(logs))
         results.append(
-            engine_result(
-                data,
-                log,
-                replay=replay,
-                with_advice=with_advice,
-                seed=seed,
-                progress=step,
-                spread=spread,
-            )
+            engine_result(data, log, replay=replay, with_advice=with_advice, seed=seed, progress=step, spread=spread)
         )
     results = with_imbalance(results)
     return Analysis(data, tuple(results), worst_of(results), seed, dict(given or {}))
@@ -152,27 +136,18 @@ def engine_result(
     """What is said of one engine; see `analyze`."""
     facts = log.facts
     warnings = log.get("preemption")
-    warned = (
-        None if warnings is None else warnings.filter(pl.col("variant") == "v0_preempt_warning")
-    )
+    warned = None if warnings is None else warnings.filter(pl.col("variant") == "v0_preempt_warning")
     logged = logged_preemptions(warned, log.get("stats"), from_start=facts.started_in_log)
-    context = context_of(
-        log, logged, data.texts, data.exceptions.get((facts.server, facts.run), [])
-    )
+    context = context_of(log, logged, data.texts, data.exceptions.get((facts.server, facts.run), []))
     findings = find_all(context)
     answer, failure = None, None
     declined = facts.declined if replay and context.served else ()
     if replay and context.served and not declined:
-        answer, failure = _replay_worst(
-            data, log, context, seed=seed, progress=progress, spread=spread
-        )
+        answer, failure = _replay_worst(data, log, context, seed=seed, progress=progress, spread=spread)
     if failure is not None:
         findings.append(
             Finding(
-                "coverage",
-                "warning",
-                "measured",
-                f"The replay failed ({failure}): what follows is from the log alone",
+                "coverage", "warning", "measured", f"The replay failed ({failure}): what follows is from the log alone"
             )
         )
     if answer is not None and not answer.fair:
@@ -183,11 +158,7 @@ def engine_result(
         preemptions = combine(logged, *counted)
     slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
-    pressure = (
-        answer.pressure
-        if answer is not None and answer.fair
-        else pressure_of_windows(findings, context.windows)
-    )
+    pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
     advice = plain_advice(facts, findings)
     if answer is not None and answer.fair and with_advice:
         replayed, found, failed = _try_advise(context, answer, verdict, findings, spread)
@@ -215,10 +186,7 @@ def _replay_worst(
     """`try_replay` of the log's worst portion, in terms of the whole log."""
     try:
         portion = worst_portion(log, data.stored)
-    except (
-        OSError,
-        pl.exceptions.PolarsError,
-    ) as error:  # the rows' file is gone, or cannot be read
+    except (OSError, pl.exceptions.PolarsError) as error:  # the rows' file is gone, or cannot be read
         return None, fault_of(error)
     answer, failure = try_replay(portion.log, context, **how)
     if answer is not None:
@@ -229,17 +197,11 @@ def _replay_worst(
 
 def _poor_fit(answer: ReplayAnswer) -> Finding:
     title = f"The replay fits this log poorly ({answer.mean_fit:.0%} on average): what is inferred or replayed here is not to be relied on, and decides nothing"
-    return Finding(
-        "coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)}
-    )
+    return Finding("coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)})
 
 
 def _try_advise(
-    context: Context,
-    answer: ReplayAnswer,
-    verdict: str,
-    findings: Sequence[Finding],
-    spread: Spread,
+    context: Context, answer: ReplayAnswer, verdict: str, findings: Sequence[Finding], spread: Spread
 ) -> tuple[list[Advice], list[Finding], list[Finding]]:
     """`_advise`, and a finding where it failed on a log that nobody foresaw: the rest is said all the same."""
     try:
@@ -254,11 +216,7 @@ def _try_advise(
 
 
 def _advise(
-    context: Context,
-    answer: ReplayAnswer,
-    verdict: str,
-    findings: Sequence[Finding],
-    spread: Spread,
+    context: Context, answer: ReplayAnswer, verdict: str, findings: Sequence[Finding], spread: Spread
 ) -> tuple[list[Advice], list[Finding]]:
     """Replay the candidates that the verdict suggests; a healthy server needs none."""
     if verdict == "healthy":
@@ -309,16 +267,9 @@ def worst_of(results: Sequence[EngineResult]) -> int | None:
     def key(index: int) -> tuple[int, float, float]:
         result = results[index]
         rank = RANK.index(result.verdict) if result.verdict in RANK else len(RANK)
-        if (
-            result.verdict.startswith("startup")
-            and (result.log.facts.server, result.log.facts.run) == latest
-        ):
+        if result.verdict.startswith("startup") and (result.log.facts.server, result.log.facts.run) == latest:
             rank = -1  # the server is down now
-        tail = (
-            result.answer.p99_e2e
-            if result.answer is not None and result.answer.p99_e2e is not None
-            else 0.0
-        )
+        tail = result.answer.p99_e2e if result.answer is not None and result.answer.p99_e2e is not None else 0.0
         return rank, -tail, -(result.preemptions.value or 0.0)
 
     return min(range(len(results)), key=key)

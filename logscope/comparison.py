@@ -12,11 +12,7 @@ from logscope.server.settings import SettingError
 
 __all__ = ["compare"]
 
-_POINTS = {
-    "ttft_s": ("p50", "p90", "p99"),
-    "e2e_s": ("p50", "p90", "p99"),
-    "itl_s": ("p50", "p99"),
-}
+_POINTS = {"ttft_s": ("p50", "p90", "p99"), "e2e_s": ("p50", "p90", "p99"), "itl_s": ("p50", "p99")}
 _JUDGED = ("e2e_s.p50", "e2e_s.p99", "ttft_s.p99", "preemptions", "generation_tokens_per_s")
 TOLERANCE = 0.25
 """A figure was foretold when what came is within this of it. (Two runs of one workload on one machine differed by 2 % in their E2E p99
@@ -77,9 +73,7 @@ def _is_known(result: EngineResult, name: str) -> bool:
 def _figures(document: Mapping[str, Any], result: EngineResult) -> dict[str, Any]:
     latency, count = document["latency"], document["preemptions"]
     found: dict[str, Any] = {
-        f"{name}.{point}": latency[name][point]
-        for name, points in _POINTS.items()
-        for point in points
+        f"{name}.{point}": latency[name][point] for name, points in _POINTS.items() for point in points
     }
     found["preemptions"] = count["value"]
     found["recomputed_tokens"] = count["recomputed_tokens"]
@@ -106,11 +100,7 @@ def _predict(document: dict[str, Any], before: EngineResult) -> None:
         notes.append(f"no prediction: {error}")
         return
     document["predicted"] = whatif_document(
-        before.log.facts,
-        changes,
-        before.answer.predict(None),
-        before.answer.predict(scenario),
-        scenario.notes,
+        before.log.facts, changes, before.answer.predict(None), before.answer.predict(scenario), scenario.notes
     )
 
 
@@ -126,13 +116,7 @@ def _judged(document: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[
         if foretold is None or came is None:
             continue
         judged.append(
-            {
-                "figure": name,
-                "before": was,
-                "predicted": foretold,
-                "after": came,
-                "right": _agree(name, foretold, came),
-            }
+            {"figure": name, "before": was, "predicted": foretold, "after": came, "right": _agree(name, foretold, came)}
         )
     return judged
 
@@ -144,24 +128,13 @@ def _figure(side: Mapping[str, Any], name: str) -> float | None:
 
 
 def _agree(name: str, foretold: float, came: float) -> bool:
-    least = (
-        FEW_PREEMPTIONS
-        if name == "preemptions"
-        else SMALL_S
-        if name.endswith(("p50", "p99"))
-        else 0.0
-    )
+    least = FEW_PREEMPTIONS if name == "preemptions" else SMALL_S if name.endswith(("p50", "p99")) else 0.0
     return abs(foretold - came) <= max(TOLERANCE * max(abs(came), abs(foretold)), least)
 
 
-def _note_load(
-    document: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]
-) -> None:
+def _note_load(document: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
     """A prediction is for the same load: say so where it was another."""
-    for name, words in (
-        ("requests", "requests"),
-        ("prompt_tokens_per_s", "prompt tokens a second"),
-    ):
+    for name, words in (("requests", "requests"), ("prompt_tokens_per_s", "prompt tokens a second")):
         a, b = first[name], second[name]
         if a and b and abs(b - a) > SAME_LOAD * max(a, b):
             document["notes"].append(

@@ -17,16 +17,7 @@ from typing import Any
 
 import regex
 
-__all__ = [
-    "OBEYED",
-    "axis_text",
-    "beginning",
-    "escaped",
-    "redacted",
-    "script_json",
-    "stripped",
-    "visible",
-]
+__all__ = ["OBEYED", "axis_text", "beginning", "escaped", "redacted", "script_json", "stripped", "visible"]
 MAX_LINE = 600  # characters of a log line that is shown
 
 # Characters that turn text around or hide in it: bidirectional marks, overrides and isolates, joiners, a byte order mark.
@@ -56,15 +47,11 @@ _ESCAPED = re.compile(f"[\x7f-\x9f{_class_of(_HIDDEN)}\ud800-\udfff]")
 
 # Received request cmpl-1: prompt: 'why is …', params: SamplingParams(…)
 # From `prompt:` to the last mark of parameters, since a prompt may hold such a mark too; without one to the line's end.
-_PROMPT = regex.compile(
-    r"(?P<key>\bprompt: )(?:.*(?P<rest>, (?:params|sampling_params): )|.*)", regex.S
-)
+_PROMPT = regex.compile(r"(?P<key>\bprompt: )(?:.*(?P<rest>, (?:params|sampling_params): )|.*)", regex.S)
 # prompt_token_ids: [1, 2, 3] and output_token_ids: [7, 8]
 _IDS = regex.compile(r"(?P<key>\b(?:prompt|output)_token_ids: ?)\[[^\]]*\]?")
 # Generated response cmpl-1: output: '…', output_token_ids: [7, 8], finish_reason: stop
-_OUTPUT = regex.compile(
-    r"(?P<key>\boutput: )(?:.*(?P<rest>, (?:output_token_ids|finish_reason): )|.*)", regex.S
-)
+_OUTPUT = regex.compile(r"(?P<key>\boutput: )(?:.*(?P<rest>, (?:output_token_ids|finish_reason): )|.*)", regex.S)
 # INFO:     192.0.2.7:51908 - "POST /v1/completions HTTP/1.1" 200 OK
 # INFO:     ('192.0.2.7', 51908) - "WebSocket /v1/realtime" [accepted]
 _CLIENT = regex.compile(

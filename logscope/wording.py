@@ -91,10 +91,7 @@ VERDICTS: dict[str, Verdict] = {
         "✕",
     ),
     "startup-failed": Verdict(
-        "The server did not start",
-        "It gave up before it could serve a request.",
-        "critical",
-        "✕",
+        "The server did not start", "It gave up before it could serve a request.", "critical", "✕"
     ),
     "runtime-oom": Verdict(
         "The accelerator ran out of memory while serving",
@@ -102,24 +99,11 @@ VERDICTS: dict[str, Verdict] = {
         "critical",
         "✕",
     ),
-    "engine-crash": Verdict(
-        "The engine died",
-        "Requests that were running at that moment are lost.",
-        "critical",
-        "✕",
-    ),
+    "engine-crash": Verdict("The engine died", "Requests that were running at that moment are lost.", "critical", "✕"),
     "engine-stall": Verdict(
-        "The engine stood still with work in its queue",
-        "The log falls silent while requests wait.",
-        "critical",
-        "✕",
+        "The engine stood still with work in its queue", "The log falls silent while requests wait.", "critical", "✕"
     ),
-    "not-enough-evidence": Verdict(
-        "This log cannot tell",
-        "What it holds fits more than one cause.",
-        "open",
-        "?",
-    ),
+    "not-enough-evidence": Verdict("This log cannot tell", "What it holds fits more than one cause.", "open", "?"),
 }
 
 

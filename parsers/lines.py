@@ -98,12 +98,7 @@ MAX_DOCUMENT = 1 << 24
 _WORD = 8
 # What a record or an access line without an envelope begins with, the most common first; `CRITICAL` is longer than a word, and rare.
 _MOST_USUAL = 3  # of these, in nearly all lines
-_USUAL = (
-    b"(",
-    b"INFO ",
-    b"INFO:",
-    *(b"DEBUG ", b"WARNING ", b"ERROR ", b"DEBUG:", b"WARNING:", b"ERROR:"),
-)
+_USUAL = (b"(", b"INFO ", b"INFO:", *(b"DEBUG ", b"WARNING ", b"ERROR ", b"DEBUG:", b"WARNING:", b"ERROR:"))
 _HEAD = 1 << 15
 _SAMPLE = 1 << 13
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
@@ -204,9 +199,7 @@ class TextBlock:
         before, body = self.parts
         starts, ends = self.starts[1:] - len(before), self.ends[1:] - len(before)
         last = len(body) - _WORD
-        near = int(
-            np.searchsorted(starts, last, "right")
-        )  # from here on a word is longer than the text
+        near = int(np.searchsorted(starts, last, "right"))  # from here on a word is longer than the text
         words = np.ndarray((max(last + 1, 0),), "<u8", body, strides=(1,))[starts[:near]]
         alike = ends[:near] == starts[:near]
         for tried, begin in enumerate(_USUAL, 1):
@@ -359,8 +352,7 @@ def _clean(data: bytes, loss: Loss, limit: int) -> bytes:
 _LONE = re.compile("[\ud800-\udfff]")
 # Escapes one after the other, so that the second half of `\\\\ud800` (a backslash, then text) is none: a pair, a lone half, any other.
 _ESCAPE = re.compile(
-    r"\\(?:u[dD][89aAbB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|(?P<lone>u[dD][89a-fA-F][0-9A-Fa-f]{2})|.)",
-    re.S,
+    r"\\(?:u[dD][89aAbB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|(?P<lone>u[dD][89a-fA-F][0-9A-Fa-f]{2})|.)", re.S
 )
 
 

@@ -58,9 +58,7 @@ def sample_start_failed() -> Path:
 @pytest.fixture
 def report_analysis() -> dict[str, Any]:
     """An analysis as `analyze --json` gives it, of the sample under pressure, with a replay."""
-    loaded: dict[str, Any] = json.loads(
-        (DATA / "report" / "analysis.json").read_text(encoding="utf-8")
-    )
+    loaded: dict[str, Any] = json.loads((DATA / "report" / "analysis.json").read_text(encoding="utf-8"))
     return loaded
 
 

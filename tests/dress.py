@@ -72,37 +72,23 @@ DRESSES: dict[str, Dress] = {
         each(lambda s: f"{iso(s.time_us, '%b %d %H:%M:%S.%f')} {_SYSLOG}{s.text}"), 1, _OF_SYSLOG
     ),
     "journal short-iso": Dress(
-        each(lambda s: f"{iso(s.time_us, '%Y-%m-%dT%H:%M:%S+0000')} {_SYSLOG}{s.text}"),
-        _SECOND,
-        _OF_SYSLOG,
+        each(lambda s: f"{iso(s.time_us, '%Y-%m-%dT%H:%M:%S+0000')} {_SYSLOG}{s.text}"), _SECOND, _OF_SYSLOG
     ),
     "journal short-iso-precise": Dress(
-        each(
-            lambda s: (
-                f"{iso(s.time_us + 7_200_000_000, '%Y-%m-%dT%H:%M:%S.%f+02:00')} {_SYSLOG}{s.text}"
-            )
-        ),
+        each(lambda s: f"{iso(s.time_us + 7_200_000_000, '%Y-%m-%dT%H:%M:%S.%f+02:00')} {_SYSLOG}{s.text}"),
         1,
         _OF_SYSLOG,
     ),
     "journal short-full": Dress(
-        each(lambda s: f"{iso(s.time_us, '%a %Y-%m-%d %H:%M:%S UTC')} {_SYSLOG}{s.text}"),
-        _SECOND,
-        _OF_SYSLOG,
+        each(lambda s: f"{iso(s.time_us, '%a %Y-%m-%d %H:%M:%S UTC')} {_SYSLOG}{s.text}"), _SECOND, _OF_SYSLOG
     ),
     "journal with-unit": Dress(
-        each(
-            lambda s: (
-                f"{iso(s.time_us, '%a %Y-%m-%d %H:%M:%S UTC')} {HOST} {UNIT}.service[{PID}]: {s.text}"
-            )
-        ),
+        each(lambda s: f"{iso(s.time_us, '%a %Y-%m-%d %H:%M:%S UTC')} {HOST} {UNIT}.service[{PID}]: {s.text}"),
         _SECOND,
         _OF_UNIT,
     ),
     "journal short-unix": Dress(
-        each(lambda s: f"{s.time_us // _SECOND}.{s.time_us % _SECOND:06} {_SYSLOG}{s.text}"),
-        1,
-        _OF_SYSLOG,
+        each(lambda s: f"{s.time_us // _SECOND}.{s.time_us % _SECOND:06} {_SYSLOG}{s.text}"), 1, _OF_SYSLOG
     ),
     "journal short-monotonic": Dress(
         each(lambda s: f"[{s.time_us % 10**9 / 1e6:12.6f}] {_SYSLOG}{s.text}"), 0, _OF_SYSLOG
@@ -111,56 +97,34 @@ DRESSES: dict[str, Dress] = {
     "journal json-sse": Dress(each(lambda s: "data: " + json.dumps(journal_json(s))), 1, _OF_UNIT),
     "journal json-seq": Dress(each(lambda s: "\x1e" + json.dumps(journal_json(s))), 1, _OF_UNIT),
     "journal json of bytes": Dress(
-        each(lambda s: json.dumps({**journal_fields(s), "MESSAGE": list(s.text.encode())})),
-        1,
-        _OF_UNIT,
+        each(lambda s: json.dumps({**journal_fields(s), "MESSAGE": list(s.text.encode())})), 1, _OF_UNIT
     ),
     "journal json-pretty": Dress(journal_pretty, 1, _OF_UNIT),
     "journal verbose": Dress(journal_verbose, 1, _OF_UNIT),
     "journal export": Dress(journal_export, 1, _OF_UNIT),
     "syslog 3164": Dress(
-        each(lambda s: f"<134>{iso(s.time_us, '%b %d %H:%M:%S')} {_SYSLOG}{s.text}"),
-        _SECOND,
-        _OF_SYSLOG,
+        each(lambda s: f"<134>{iso(s.time_us, '%b %d %H:%M:%S')} {_SYSLOG}{s.text}"), _SECOND, _OF_SYSLOG
     ),
     "syslog 5424": Dress(
-        each(
-            lambda s: (
-                f'<134>1 {iso(s.time_us)} {HOST} {UNIT} {PID} - [meta seq="1" a="x\\"]y"] {s.text}'
-            )
-        ),
+        each(lambda s: f'<134>1 {iso(s.time_us)} {HOST} {UNIT} {PID} - [meta seq="1" a="x\\"]y"] {s.text}'),
         1,
         _OF_SYSLOG,
     ),
     "syslog 5424 with octet count": Dress(
-        each(lambda s: f"187 <134>1 {iso(s.time_us)} {HOST} {UNIT} {PID} - - \ufeff{s.text}"),
-        1,
-        _OF_SYSLOG,
+        each(lambda s: f"187 <134>1 {iso(s.time_us)} {HOST} {UNIT} {PID} - - \ufeff{s.text}"), 1, _OF_SYSLOG
     ),
     "docker json-file": Dress(docker_json, 1, {"stream": "stderr"}),
     "docker logs -t": Dress(each(lambda s: f"{nano(s.time_us)} {s.text}")),
     "docker logs -t, local zone": Dress(
-        each(
-            lambda s: (
-                f"{iso(s.time_us + 8 * 3_600_000_000, '%Y-%m-%dT%H:%M:%S.%f')}044+08:00 {s.text}"
-            )
-        )
+        each(lambda s: f"{iso(s.time_us + 8 * 3_600_000_000, '%Y-%m-%dT%H:%M:%S.%f')}044+08:00 {s.text}")
     ),
     "compose": Dress(each(lambda s: f"{CONTAINER}  | {s.text}"), 0, {"container": CONTAINER}),
-    "compose coloured": Dress(
-        each(lambda s: f"\x1b[36m{CONTAINER}  |\x1b[0m {s.text}"), 0, {"container": CONTAINER}
-    ),
-    "compose -t": Dress(
-        each(lambda s: f"{CONTAINER}  | {nano(s.time_us)} {s.text}"), 1, {"container": CONTAINER}
-    ),
-    "swarm service": Dress(
-        each(lambda s: f"vllm.1.k2jq@node-a    | {s.text}"), 0, {"container": "vllm.1.k2jq@node-a"}
-    ),
+    "compose coloured": Dress(each(lambda s: f"\x1b[36m{CONTAINER}  |\x1b[0m {s.text}"), 0, {"container": CONTAINER}),
+    "compose -t": Dress(each(lambda s: f"{CONTAINER}  | {nano(s.time_us)} {s.text}"), 1, {"container": CONTAINER}),
+    "swarm service": Dress(each(lambda s: f"vllm.1.k2jq@node-a    | {s.text}"), 0, {"container": "vllm.1.k2jq@node-a"}),
     "cri": Dress(cri, 1, {"stream": "stderr"}),
     "docker in cri": Dress(
-        lambda lines: cri(
-            [s._replace(text=docker_json([s], 1 << 30).decode().rstrip("\n")) for s in lines]
-        )
+        lambda lines: cri([s._replace(text=docker_json([s], 1 << 30).decode().rstrip("\n")) for s in lines])
     ),
     "kubectl --timestamps": Dress(each(lambda s: f"{nano(s.time_us)} {s.text}")),
     "kubectl --prefix": Dress(each(lambda s: f"[pod/{POD}/{CONTAINER}] {s.text}"), 0, _OF_POD),
@@ -169,54 +133,29 @@ DRESSES: dict[str, Dress] = {
     ),
     "stern": Dress(each(lambda s: f"{POD} {CONTAINER} {s.text}"), 0, _OF_POD),
     "stern -t": Dress(each(lambda s: f"{POD} {CONTAINER} {nano(s.time_us)} {s.text}"), 1, _OF_POD),
-    "stern --all-namespaces": Dress(
-        each(lambda s: f"serving {POD} {CONTAINER} {s.text}"), 0, _OF_POD
-    ),
+    "stern --all-namespaces": Dress(each(lambda s: f"serving {POD} {CONTAINER} {s.text}"), 0, _OF_POD),
     "stern json": Dress(
         each(
             lambda s: compact(
-                {
-                    "message": s.text,
-                    "nodeName": HOST,
-                    "namespace": "x",
-                    "podName": POD,
-                    "containerName": CONTAINER,
-                }
+                {"message": s.text, "nodeName": HOST, "namespace": "x", "podName": POD, "containerName": CONTAINER}
             )
         ),
         0,
         {**_OF_POD, "host": HOST},
     ),
     "ci": Dress(each(lambda s: f"[{iso(s.time_us, '%Y-%m-%dT%H:%M:%SZ')}] {s.text}"), _SECOND),
-    "ci gutter": Dress(
-        each(lambda s: f"  | [{iso(s.time_us, '%Y-%m-%dT%H:%M:%SZ')}] {s.text}"), _SECOND
-    ),
-    "wrapper's clock": Dress(
-        each(lambda s: f"[{iso(s.time_us, '%Y-%m-%d %H:%M:%S')}] {s.text}"), _SECOND
-    ),
-    "web viewer": Dress(
-        each(lambda s: f"{iso(s.time_us, '%Y-%m-%d %H:%M:%S.%f')[:-3]} info {s.text}"), _MILLI
-    ),
+    "ci gutter": Dress(each(lambda s: f"  | [{iso(s.time_us, '%Y-%m-%dT%H:%M:%SZ')}] {s.text}"), _SECOND),
+    "wrapper's clock": Dress(each(lambda s: f"[{iso(s.time_us, '%Y-%m-%d %H:%M:%S')}] {s.text}"), _SECOND),
+    "web viewer": Dress(each(lambda s: f"{iso(s.time_us, '%Y-%m-%d %H:%M:%S.%f')[:-3]} info {s.text}"), _MILLI),
     "web viewer, newest first": Dress(
-        newest_first(
-            each(lambda s: f"{iso(s.time_us, '%Y-%m-%d %H:%M:%S.%f')[:-3]} info {s.text}")
-        ),
-        _MILLI,
+        newest_first(each(lambda s: f"{iso(s.time_us, '%Y-%m-%d %H:%M:%S.%f')[:-3]} info {s.text}")), _MILLI
     ),
     "table": Dress(
-        each(lambda s: f"  |   | {iso(s.time_us, '%Y-%m-%d %H:%M:%S.%f')} {HOST} >> {s.text}"),
-        1,
-        {"host": HOST},
+        each(lambda s: f"  |   | {iso(s.time_us, '%Y-%m-%d %H:%M:%S.%f')} {HOST} >> {s.text}"), 1, {"host": HOST}
     ),
-    "csv": Dress(
-        each(
-            lambda s: f'"{iso(s.time_us)}","{HOST}","vllm","{s.text.replace(chr(34), 2 * chr(34))}"'
-        )
-    ),
+    "csv": Dress(each(lambda s: f'"{iso(s.time_us)}","{HOST}","vllm","{s.text.replace(chr(34), 2 * chr(34))}"')),
     "csv, newest first": Dress(
-        newest_first(
-            each(lambda s: f'{iso(s.time_us)},info,"{s.text.replace(chr(34), 2 * chr(34))}"')
-        )
+        newest_first(each(lambda s: f'{iso(s.time_us)},info,"{s.text.replace(chr(34), 2 * chr(34))}"'))
     ),
     "docker json-file without line feeds": Dress(
         each(lambda s: compact({"log": s.text, "stream": "stderr", "time": nano(s.time_us)}))
@@ -225,30 +164,18 @@ DRESSES: dict[str, Dress] = {
     "ts %.s": Dress(each(lambda s: f"{s.time_us // _SECOND}.{s.time_us % _SECOND:06} {s.text}")),
     "time of day": Dress(each(lambda s: f"[{iso(s.time_us, '%H:%M:%S')}] {s.text}"), 0),
     "srun --label": Dress(each(lambda s: f"0: {s.text}"), 0),
-    "mpirun --tag-output": Dress(
-        each(lambda s: f"[1,0]<stderr>: {s.text}"), 0, {"stream": "stderr"}
-    ),
-    "foreman": Dress(
-        each(lambda s: f"{iso(s.time_us, '%H:%M:%S')} vllm.1  | {s.text}"),
-        0,
-        {"container": "vllm.1"},
-    ),
+    "mpirun --tag-output": Dress(each(lambda s: f"[1,0]<stderr>: {s.text}"), 0, {"stream": "stderr"}),
+    "foreman": Dress(each(lambda s: f"{iso(s.time_us, '%H:%M:%S')} vllm.1  | {s.text}"), 0, {"container": "vllm.1"}),
     "pm2": Dress(each(lambda s: f"0|vllm  | {s.text}"), 0, {"container": "vllm"}),
     "github": Dress(
-        each(lambda s: f"build\tRun server\t{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f')}4Z {s.text}"),
-        1,
-        {"unit": "build"},
+        each(lambda s: f"build\tRun server\t{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f')}4Z {s.text}"), 1, {"unit": "build"}
     ),
     "gitlab": Dress(each(lambda s: f"{iso(s.time_us)} 01E {s.text}"), 1, {"stream": "stderr"}),
     "buildkite": Dress(each(lambda s: f"\x1b_bk;t={s.time_us // 1000}\x07{s.text}"), _MILLI),
     "heroku": Dress(
-        each(lambda s: f"{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f+00:00')} app[web.1]: {s.text}"),
-        1,
-        {"unit": "app"},
+        each(lambda s: f"{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f+00:00')} app[web.1]: {s.text}"), 1, {"unit": "app"}
     ),
-    "quoted list": Dress(
-        each(lambda s: f"> - {iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f')[:-3]}+00:00 {s.text}"), _MILLI
-    ),
+    "quoted list": Dress(each(lambda s: f"> - {iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f')[:-3]}+00:00 {s.text}"), _MILLI),
     "loki logcli": Dress(
         each(
             lambda s: (
@@ -259,9 +186,7 @@ DRESSES: dict[str, Dress] = {
         _OF_POD,
     ),
     "loki logcli, newest first": Dress(
-        newest_first(
-            each(lambda s: f'{iso(s.time_us, "%Y-%m-%dT%H:%M:%SZ")} {{pod="{POD}"}} {s.text}')
-        ),
+        newest_first(each(lambda s: f'{iso(s.time_us, "%Y-%m-%dT%H:%M:%SZ")} {{pod="{POD}"}} {s.text}')),
         _SECOND,
         {"pod": POD},
     ),
@@ -269,11 +194,7 @@ DRESSES: dict[str, Dress] = {
     "loki jsonl": Dress(
         each(
             lambda s: compact(
-                {
-                    "labels": {"pod": POD, "container": CONTAINER},
-                    "line": s.text,
-                    "timestamp": nano(s.time_us),
-                }
+                {"labels": {"pod": POD, "container": CONTAINER}, "line": s.text, "timestamp": nano(s.time_us)}
             )
         ),
         1,
@@ -281,30 +202,20 @@ DRESSES: dict[str, Dress] = {
     ),
     "loki query answer": Dress(loki_answer, 1, {**_OF_POD, "stream": "stderr"}),
     "aws logs tail": Dress(
-        each(
-            lambda s: (
-                f"{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f+00:00')} vllm/{CONTAINER}/0f3a {s.text}"
-            )
-        ),
+        each(lambda s: f"{iso(s.time_us, '%Y-%m-%dT%H:%M:%S.%f+00:00')} vllm/{CONTAINER}/0f3a {s.text}"),
         1,
         {"container": f"vllm/{CONTAINER}/0f3a"},
     ),
     "aws get-log-events": Dress(
         document(
-            lambda s: {"timestamp": s.time_us // 1000, "message": s.text, "ingestionTime": 1},
-            nextForwardToken="f/3",
+            lambda s: {"timestamp": s.time_us // 1000, "message": s.text, "ingestionTime": 1}, nextForwardToken="f/3"
         ),
         _MILLI,
     ),
     "aws event lines": Dress(
         each(
             lambda s: compact(
-                {
-                    "logStreamName": "vllm/0f3a",
-                    "timestamp": s.time_us // 1000,
-                    "message": s.text,
-                    "ingestionTime": 1,
-                }
+                {"logStreamName": "vllm/0f3a", "timestamp": s.time_us // 1000, "message": s.text, "ingestionTime": 1}
             )
         ),
         _MILLI,
@@ -348,14 +259,7 @@ DRESSES: dict[str, Dress] = {
     "elasticsearch": Dress(
         each(
             lambda s: compact(
-                {
-                    "_index": "logs",
-                    "_source": {
-                        "@timestamp": iso(s.time_us),
-                        "message": s.text,
-                        "host": {"name": HOST},
-                    },
-                }
+                {"_index": "logs", "_source": {"@timestamp": iso(s.time_us), "message": s.text, "host": {"name": HOST}}}
             )
         ),
         1,

@@ -10,13 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-HOST, UNIT, POD, CONTAINER, PID = (
-    "gpu-node-3",
-    "vllm",
-    "vllm-7d9f6c5b8-x2x7k",
-    "vllm-server",
-    361991,
-)
+HOST, UNIT, POD, CONTAINER, PID = ("gpu-node-3", "vllm", "vllm-7d9f6c5b8-x2x7k", "vllm-server", 361991)
 
 
 NO_JOURNAL = "no journal tools here (Debian: apt install systemd systemd-journal-remote)"
@@ -41,9 +35,7 @@ class Stamped(NamedTuple):
 def real_log() -> list[Stamped]:
     """A cut of a real vLLM 0.32 server's log with the time at which each line came."""
     lines = gzip.decompress(_DATA.read_bytes()).decode().removesuffix("\n").split("\n")
-    return [
-        Stamped((datetime.fromisoformat(line[:32]) - _EPOCH) // _MICRO, line[33:]) for line in lines
-    ]
+    return [Stamped((datetime.fromisoformat(line[:32]) - _EPOCH) // _MICRO, line[33:]) for line in lines]
 
 
 def when(us: int) -> datetime:
@@ -63,9 +55,7 @@ def each(line: Callable[[Stamped], str]) -> Callable[[Sequence[Stamped]], bytes]
     return lambda lines: "".join(line(s) + "\n" for s in lines).encode()
 
 
-def document(
-    line: Callable[[Stamped], object], **around: object
-) -> Callable[[Sequence[Stamped]], bytes]:
+def document(line: Callable[[Stamped], object], **around: object) -> Callable[[Sequence[Stamped]], bytes]:
     """A dresser of one pretty-printed JSON document."""
 
     def dress(lines: Sequence[Stamped]) -> bytes:
@@ -124,9 +114,7 @@ def journal_export(lines: Sequence[Stamped]) -> bytes:
 def journal_verbose(lines: Sequence[Stamped]) -> bytes:
     out = []
     for s in lines:
-        out.append(
-            f"{iso(s.time_us, '%a %Y-%m-%d %H:%M:%S.%f')} UTC [s=0c4e;i=1a;b=9f;m=1;t={s.time_us:x};x=1]"
-        )
+        out.append(f"{iso(s.time_us, '%a %Y-%m-%d %H:%M:%S.%f')} UTC [s=0c4e;i=1a;b=9f;m=1;t={s.time_us:x};x=1]")
         out += [f"    {k}={v}" for k, v in journal_fields(s).items() if not k.startswith("__")]
     return ("\n".join(out) + "\n").encode()
 
@@ -149,10 +137,7 @@ def cri(lines: Sequence[Stamped], limit: int = 16384) -> bytes:
     out = []
     for s in lines:
         parts = [s.text[i : i + limit] for i in range(0, max(len(s.text), 1), limit)]
-        out += [
-            f"{nano(s.time_us)} stderr {'F' if i == len(parts) - 1 else 'P'} {p}"
-            for i, p in enumerate(parts)
-        ]
+        out += [f"{nano(s.time_us)} stderr {'F' if i == len(parts) - 1 else 'P'} {p}" for i, p in enumerate(parts)]
     return ("\n".join(out) + "\n").encode()
 
 
@@ -170,11 +155,7 @@ def gcloud_blocks(lines: Sequence[Stamped]) -> bytes:
     """Texts as YAML blocks, which is how the tool writes those with line feeds."""
     out = []
     for s in lines:
-        body = (
-            f"textPayload: |-\n  {s.text}"
-            if s.text and s.text[0] != " "
-            else f"textPayload: {json.dumps(s.text)}"
-        )
+        body = f"textPayload: |-\n  {s.text}" if s.text and s.text[0] != " " else f"textPayload: {json.dumps(s.text)}"
         out.append(f"---\ninsertId: abc{s.time_us}\n{body}\ntimestamp: '{iso(s.time_us)}'")
     return ("\n".join(out) + "\n").encode()
 
@@ -192,10 +173,7 @@ def gcp_entry(s: Stamped) -> dict[str, object]:
     return {
         "insertId": "abc",
         "logName": "projects/p/logs/stderr",
-        "resource": {
-            "labels": {"container_name": CONTAINER, "pod_name": POD},
-            "type": "k8s_container",
-        },
+        "resource": {"labels": {"container_name": CONTAINER, "pod_name": POD}, "type": "k8s_container"},
         "severity": "ERROR",
         "textPayload": s.text,
         "timestamp": iso(s.time_us),
@@ -211,16 +189,11 @@ def loki_answer(lines: Sequence[Stamped]) -> bytes:
 
 def insights(s: Stamped) -> list[dict[str, str]]:
     return [
-        {
-            "field": "@timestamp",
-            "value": iso(s.time_us, "%Y-%m-%d %H:%M:%S.") + f"{s.time_us // 1000 % 1000:03}",
-        },
+        {"field": "@timestamp", "value": iso(s.time_us, "%Y-%m-%d %H:%M:%S.") + f"{s.time_us // 1000 % 1000:03}"},
         {"field": "@message", "value": s.text},
         {"field": "@ptr", "value": "Cl8KJgoi"},
     ]
 
 
-def newest_first(
-    dress: Callable[[Sequence[Stamped]], bytes],
-) -> Callable[[Sequence[Stamped]], bytes]:
+def newest_first(dress: Callable[[Sequence[Stamped]], bytes]) -> Callable[[Sequence[Stamped]], bytes]:
     return lambda lines: dress(list(reversed(lines)))

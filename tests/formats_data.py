@@ -38,9 +38,7 @@ def message_of(line: str) -> tuple[str, bool]:
     lines = line.split("\n")
     if not _PREFIX.match(lines[0]):
         return _PROCESS.sub("", line, count=1) if _PROCESS.match(line) else line, False
-    return "\n".join(
-        _PREFIX.sub("", part, count=1) if _PREFIX.match(part) else part for part in lines
-    ), True
+    return "\n".join(_PREFIX.sub("", part, count=1) if _PREFIX.match(part) else part for part in lines), True
 
 
 def same(expected: Any, got: Any) -> bool:

@@ -12,18 +12,7 @@ from logscope.log.span import Span
 from logscope.output.json import analysis_document
 from parsers.sources.source import expand
 
-__all__ = [
-    "START",
-    "access",
-    "analysed",
-    "document",
-    "ids",
-    "parsed",
-    "stats_v0",
-    "stats_v1",
-    "v0_warning",
-    "v1_start",
-]
+__all__ = ["START", "access", "analysed", "document", "ids", "parsed", "stats_v0", "stats_v1", "v0_warning", "v1_start"]
 
 START = datetime(2026, 5, 9, 0, 49, 0)
 
@@ -71,13 +60,7 @@ def v0_warning(at: float, count: int | None, prefix: str = "", suffix: str = "")
 
 
 def v1_start(
-    at: float = 0,
-    *,
-    version: str = "0.19.1",
-    seats: int = 8,
-    tokens: int = 8000,
-    pid: int = 1,
-    more: str = "",
+    at: float = 0, *, version: str = "0.19.1", seats: int = 8, tokens: int = 8000, pid: int = 1, more: str = ""
 ) -> list[str]:
     """The lines of a V1 start that came up."""
     return [

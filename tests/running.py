@@ -14,11 +14,7 @@ from logscope.commands.cli import cli
 def run(*args: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The installed command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "logscope", *map(str, args)],
-        input=stdin,
-        capture_output=True,
-        timeout=120,
-        check=False,
+        [sys.executable, "-m", "logscope", *map(str, args)], input=stdin, capture_output=True, timeout=120, check=False
     )
 
 

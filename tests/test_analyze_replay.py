@@ -70,9 +70,7 @@ def test_the_ledgers_parts_are_the_requests_lives(calm: Path) -> None:
 
 
 def test_the_inferred_workload_replays_by_itself(calm: Path) -> None:
-    output = invoke(
-        "replay", calm / "w.jsonl", "--config", calm / "w.jsonl.config.json", "--json", "-"
-    )
+    output = invoke("replay", calm / "w.jsonl", "--config", calm / "w.jsonl.config.json", "--json", "-")
     (result,) = json.loads(output)["results"]
     assert result["requests"] == 37
     assert result["preemptions"] == 0
@@ -105,9 +103,7 @@ def test_hidden_preemptions_are_found_and_bounded(pressed: dict[str, dict[str, f
     assert counted["high"] - counted["low"] <= 0.6 * 63
 
 
-def test_latencies_are_those_that_clients_saw(
-    pressed: dict[str, dict[str, dict[str, float]]],
-) -> None:
+def test_latencies_are_those_that_clients_saw(pressed: dict[str, dict[str, dict[str, float]]]) -> None:
     """Clients saw E2E p50 5.9 s and p99 33.4 s, TTFT p99 15.1 s."""
     latency = pressed["latency"]
     assert latency["e2e_s"]["p50"] == pytest.approx(5.86, rel=0.25)
@@ -118,9 +114,7 @@ def test_latencies_are_those_that_clients_saw(
 def test_advice_names_flags_and_both_sides(pressed: dict[str, list[dict[str, object]]]) -> None:
     advice = pressed["advice"]
     assert advice
-    assert [a["cost"] for a in advice] == sorted(
-        (str(a["cost"]) for a in advice), key=lambda c: c != "free"
-    )
+    assert [a["cost"] for a in advice] == sorted((str(a["cost"]) for a in advice), key=lambda c: c != "free")
     seats = [a for a in advice if "max_num_seqs" in a["set"]]  # type: ignore[operator]
     assert seats
     assert seats[0]["flag"] == f"--max-num-seqs {seats[0]['set']['max_num_seqs']}"  # type: ignore[index]

@@ -81,9 +81,7 @@ def test_a_bad_source_does_not_stop_the_others(tmp_path: Path) -> None:
     assert result.returncode == 4
     document = json.loads(result.stdout)
     assert document["input"]["events"] > 0
-    assert [s["source"] for s in document["input"]["skipped_sources"]] == [
-        str(tmp_path / "nope.log")
-    ]
+    assert [s["source"] for s in document["input"]["skipped_sources"]] == [str(tmp_path / "nope.log")]
     assert b"nope.log" in result.stderr
 
 
@@ -100,10 +98,7 @@ def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_zero_bytes_and_garbage_between_good_lines(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_bytes(
-        stats_v1(1, 1, 0, 1.0).encode()
-        + b"\n\0\0\xff\xfe garbage \n"
-        + stats_v1(2, 2, 0, 2.0).encode()
-        + b"\n"
+        stats_v1(1, 1, 0, 1.0).encode() + b"\n\0\0\xff\xfe garbage \n" + stats_v1(2, 2, 0, 2.0).encode() + b"\n"
     )
     result = run("parse", path)
     assert result.returncode == 0
@@ -123,9 +118,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (73, b"logscope: No space left on device\n")
 
 
-def test_main_turns_an_error_into_a_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_turns_an_error_into_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["parse", str(tmp_path / "nope")])
     assert stop.value.code == 3
@@ -165,9 +158,7 @@ def test_a_hole_of_nuls_within_a_log_is_passed_over(tmp_path: Path) -> None:
     assert len(run("parse", path).stdout.splitlines()) == len(start) + len(rest)
 
 
-@pytest.mark.parametrize(
-    ("named", "said"), [("-", "-: standard input is closed"), ("", "no log named")]
-)
+@pytest.mark.parametrize(("named", "said"), [("-", "-: standard input is closed"), ("", "no log named")])
 def test_a_closed_standard_input(named: str, said: str) -> None:
     result = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m logscope parse {named} <&-"],

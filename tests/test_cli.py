@@ -25,9 +25,7 @@ def test_help_names_each_command_and_an_example() -> None:
 
 def test_analyze_keeps_the_configuration_that_stands_before_the_span(tmp_path: Path) -> None:
     path = log(tmp_path, *v1_start(seats=33), *[stats_v1(60 * i, i, 0, 5.0) for i in range(1, 10)])
-    document = json.loads(
-        invoke("analyze", path, "--no-replay", "--json", "-", "--since", "-3m").output
-    )
+    document = json.loads(invoke("analyze", path, "--no-replay", "--json", "-", "--since", "-3m").output)
     assert document["engines"][0]["config"]["max_num_seqs"] == 33
 
 
@@ -57,19 +55,12 @@ def test_analyze_json_is_one_document_with_every_key(tmp_path: Path) -> None:
     assert document["replay"] is None
     assert document["latency"]["e2e_s"] == {"p50": None, "p90": None, "p99": None}
     engine = document["engines"][0]
-    assert engine["kv_cache"] == {
-        "tokens": 8000,
-        "num_blocks": 500,
-        "block_size": 16,
-        "bytes": None,
-    }
+    assert engine["kv_cache"] == {"tokens": 8000, "num_blocks": 500, "block_size": 16, "bytes": None}
     assert set(engine["config"]) >= {"max_num_seqs", "watermark", "policy", "kv_cache_dtype"}
     assert engine["config_basis"]["max_num_seqs"] == "measured"
 
 
-def test_the_terminal_answer_is_plain_without_a_terminal(
-    tmp_path: Path, sample_under_pressure: Path
-) -> None:
+def test_the_terminal_answer_is_plain_without_a_terminal(tmp_path: Path, sample_under_pressure: Path) -> None:
     result = run("analyze", sample_under_pressure, "--no-replay")
     assert result.returncode == 0
     assert b"\x1b" not in result.stdout
@@ -79,20 +70,14 @@ def test_the_terminal_answer_is_plain_without_a_terminal(
 
 def test_colour_when_asked(tmp_path: Path) -> None:
     assert (
-        "\x1b["
-        in invoke(
-            "analyze", log(tmp_path, stats_v1(1, 1, 0, 1.0)), "--no-replay", "--color", "always"
-        ).output
+        "\x1b[" in invoke("analyze", log(tmp_path, stats_v1(1, 1, 0, 1.0)), "--no-replay", "--color", "always").output
     )
 
 
 @pytest.mark.parametrize(("level", "status"), [("critical", 1), ("warning", 1), (None, 0)])
 def test_fail_on(tmp_path: Path, level: str | None, status: int) -> None:
     path = log(tmp_path, v0_warning(10, 51), v0_warning(11, 101))
-    assert (
-        invoke("analyze", path, "--no-replay", *(["--fail-on", level] if level else [])).exit_code
-        == status
-    )
+    assert invoke("analyze", path, "--no-replay", *(["--fail-on", level] if level else [])).exit_code == status
 
 
 def test_fail_on_does_not_fail_a_calm_log(tmp_path: Path) -> None:
@@ -102,14 +87,9 @@ def test_fail_on_does_not_fail_a_calm_log(tmp_path: Path) -> None:
 
 def test_what_the_user_tells_overrules_the_log(tmp_path: Path) -> None:
     path = log(tmp_path, *v1_start(seats=8), stats_v1(10, 4, 0, 5.0))
-    document = json.loads(
-        invoke("analyze", path, "--no-replay", "--set", "max-num-seqs=99", "--json", "-").output
-    )
+    document = json.loads(invoke("analyze", path, "--no-replay", "--set", "max-num-seqs=99", "--json", "-").output)
     engine = document["engines"][0]
-    assert (engine["config"]["max_num_seqs"], engine["config_basis"]["max_num_seqs"]) == (
-        99,
-        "given",
-    )
+    assert (engine["config"]["max_num_seqs"], engine["config_basis"]["max_num_seqs"]) == (99, "given")
 
 
 def test_a_pipe_whose_reader_goes_away_ends_quietly(tmp_path: Path) -> None:
@@ -166,14 +146,10 @@ def test_the_counts_of_a_real_log_are_those_of_grep(sample_under_pressure: Path)
         ("Added request", "request", "added"),
     ):
         count = int(
-            subprocess.run(
-                [grep, "-c", pattern, str(sample_under_pressure)], capture_output=True, check=False
-            ).stdout
+            subprocess.run([grep, "-c", pattern, str(sample_under_pressure)], capture_output=True, check=False).stdout
         )
         assert count > 0
-        assert (
-            sum(e["family"] == family and variant in (None, e["variant"]) for e in found) == count
-        )
+        assert sum(e["family"] == family and variant in (None, e["variant"]) for e in found) == count
 
 
 def test_a_zone_may_be_an_offset(tmp_path: Path) -> None:

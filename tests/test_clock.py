@@ -29,9 +29,7 @@ def test_a_december_in_a_file_of_january_is_last_year_and_rolls_over() -> None:
 
 def test_the_outer_clock_decides_over_the_file() -> None:
     clock = RecordClock(modified_us=us(2030, 5, 9))
-    assert clock.resolve((12, 31, 17, 0, 0), us(2026, 1, 1, 0, 0, 0)) == datetime(
-        2025, 12, 31, 17, 0, 0
-    )
+    assert clock.resolve((12, 31, 17, 0, 0), us(2026, 1, 1, 0, 0, 0)) == datetime(2025, 12, 31, 17, 0, 0)
 
 
 def test_a_given_year_is_the_first_records() -> None:

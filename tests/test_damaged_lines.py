@@ -13,9 +13,7 @@ def test_a_stats_line_wrapped_at_a_terminal_width(tmp_path: Path) -> None:
     line = "2026-05-09T07:49:10.331095044Z " + stats_v1(10, 34, 2, 91.0)
     cut = 160
     data = parsed(tmp_path, [*v1_start(), line[:cut], line[cut:]])
-    assert data.frames["stats"].select("running", "waiting", "gpu_kv_cache_usage_pct").rows() == [
-        (34, 2, 91.0)
-    ]
+    assert data.frames["stats"].select("running", "waiting", "gpu_kv_cache_usage_pct").rows() == [(34, 2, 91.0)]
 
 
 def test_wrapped_inside_a_word(tmp_path: Path) -> None:
@@ -52,23 +50,11 @@ AFTER = ", params: SamplingParams(n=1, max_tokens=16), prompt_token_ids: None, l
         "my-app: the user wrote: " + stats_v1(5, 9, 9, 99.9),
         "my-app: " + WARNING.replace("WARNING", "we saw WARNING"),
     ],
-    ids=[
-        "escaped",
-        "real line breaks",
-        "quoted",
-        "re-prefixed",
-        "another program",
-        "another program's warning",
-    ],
+    ids=["escaped", "real line breaks", "quoted", "re-prefixed", "another program", "another program's warning"],
 )
 def test_what_a_client_sent_is_never_an_event(tmp_path: Path, text: str) -> None:
     data = parsed(
-        tmp_path,
-        "INFO 05-09 00:49:30 [api_server.py:1] ready\n"
-        + text
-        + "\n"
-        + stats_v1(40, 1, 0, 1.0)
-        + "\n",
+        tmp_path, "INFO 05-09 00:49:30 [api_server.py:1] ready\n" + text + "\n" + stats_v1(40, 1, 0, 1.0) + "\n"
     )
     assert "preemption" not in data.frames
     assert data.frames["stats"].height == 1
@@ -84,9 +70,7 @@ def test_the_word_preempt_in_dumps_is_no_preemption(tmp_path: Path) -> None:
 
 
 def test_a_warning_glued_to_a_progress_bar(tmp_path: Path) -> None:
-    bar = "\r".join(
-        f"Processed prompts: {i:3d}%|##| {i}/3000 [00:01<00:00, 9.9it/s]" for i in range(3000)
-    )
+    bar = "\r".join(f"Processed prompts: {i:3d}%|##| {i}/3000 [00:01<00:00, 9.9it/s]" for i in range(3000))
     data = parsed(tmp_path, bar + WARNING + "\n")
     assert data.frames["preemption"]["total_num_cumulative_preemption"].to_list() == [51]
 
@@ -128,18 +112,10 @@ def test_new_fields_with_commas_break_nothing(tmp_path: Path) -> None:
         extra="Deferred: 5 reqs, KV fetch: 1 waiting to start, 3 in progress, 1 completed waiting, Sparkle rate: 3.1%, ",
     )
     (row,) = parsed(tmp_path, [line]).frames["stats"].rows(named=True)
-    assert (row["running"], row["waiting"], row["deferred"], row["kv_fetch_in_progress"]) == (
-        4,
-        6,
-        5,
-        3,
-    )
+    assert (row["running"], row["waiting"], row["deferred"], row["kv_fetch_in_progress"]) == (4, 6, 5, 3)
     assert "sparkle" in row["extra"]
 
 
 def test_a_log_that_begins_inside_a_record(tmp_path: Path) -> None:
-    lines = [
-        "ut: 3.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache usage: 5%",
-        stats_v1(20, 2, 0, 2.0),
-    ]
+    lines = ["ut: 3.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache usage: 5%", stats_v1(20, 2, 0, 2.0)]
     assert parsed(tmp_path, lines).frames["stats"]["running"].to_list() == [2]

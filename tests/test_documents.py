@@ -32,11 +32,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def commands() -> list[tuple[str, str]]:
-    return [
-        (page.name, found)
-        for page in PAGES
-        for found in COMMAND.findall(page.read_text(encoding="utf-8"))
-    ]
+    return [(page.name, found) for page in PAGES for found in COMMAND.findall(page.read_text(encoding="utf-8"))]
 
 
 def test_there_are_commands_to_check() -> None:
@@ -55,9 +51,7 @@ def test_commands_and_options_exist(page: str, line: str) -> None:
 
 def test_the_readme_shows_the_verdict_that_is_printed() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    [shown] = re.findall(
-        r"^\$ logscope analyze samples/v1-under-pressure\.log\n(.*)$", readme, re.M
-    )
+    [shown] = re.findall(r"^\$ logscope analyze samples/v1-under-pressure\.log\n(.*)$", readme, re.M)
     done = CliRunner().invoke(cli, ["analyze", str(ROOT / "samples" / "v1-under-pressure.log")])
     assert done.exit_code == 0
     assert done.stdout.lstrip("\n").split("\n")[0].rstrip() == shown

@@ -46,9 +46,7 @@ def test_a_part_begins_where_the_engine_was_empty(
     assert chosen == {str(i) for i in range(first, last + 1)}
 
 
-def test_of_too_many_the_latest_are_kept(
-    whole: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_the_latest_are_kept(whole: pl.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn_replay, "MAX_TOKENS", 350)
     assert since_idle(whole, 61, 70) == {"17", "18", "19"}
 
@@ -69,8 +67,6 @@ def test_the_part_goes_as_the_whole_went(whole: pl.DataFrame) -> None:
 
 @pytest.mark.parametrize("seats", [2, 8])
 def test_latencies_under_a_scenario_are_those_of_its_replay(seats: int) -> None:
-    config = EngineConfig(
-        num_blocks=60, block_size=16, max_num_seqs=seats, enable_prefix_caching=False
-    )
+    config = EngineConfig(num_blocks=60, block_size=16, max_num_seqs=seats, enable_prefix_caching=False)
     found = drawn().latencies(Scenario(config, {"max_num_seqs": seats}))
     assert found["e2e_s"].to_list() == replay(config, LOAD, STEP).requests()["e2e_s"].to_list()

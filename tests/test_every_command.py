@@ -39,9 +39,7 @@ def test_help_says_what_it_does_and_shows_an_example(verb: str) -> None:
 def test_every_option_is_described(verb: str) -> None:
     context = click.Context(command_of(verb))
     records = [
-        p.get_help_record(context)
-        for p in command_of(verb).params
-        if isinstance(p, click.Option) and p.name != "color"
+        p.get_help_record(context) for p in command_of(verb).params if isinstance(p, click.Option) and p.name != "color"
     ]
     assert [r for r in records if r is None or not r[1].strip()] == []
 
@@ -70,9 +68,7 @@ def test_completion(shell: str) -> None:
     assert "_LOGSCOPE_COMPLETE" in done.output
     program = shutil.which(shell)
     if program is not None:
-        checked = subprocess.run(
-            [program, "-n"], input=done.output.encode(), capture_output=True, check=False
-        )
+        checked = subprocess.run([program, "-n"], input=done.output.encode(), capture_output=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, b"")
 
 
@@ -94,9 +90,7 @@ RECIPES = {
     "docker compose logs": lambda i, x: f"vllm-1  | {x}",
     "kubectl logs": lambda i, x: x,
     "kubectl logs --timestamps": lambda i, x: f"{STAMP.format(i)}Z {x}",
-    "kubectl logs --prefix --timestamps": lambda i, x: (
-        f"[pod/vllm-7d9f6c5b8-x2x7k/vllm] {STAMP.format(i)}Z {x}"
-    ),
+    "kubectl logs --prefix --timestamps": lambda i, x: f"[pod/vllm-7d9f6c5b8-x2x7k/vllm] {STAMP.format(i)}Z {x}",
 }
 
 
@@ -106,10 +100,7 @@ def test_what_container_tools_print_is_piped_in(tool: str) -> None:
     analysed = CliRunner().invoke(cli, ["analyze", "-", "--no-replay", "--json", "-"], input=text)
     assert analysed.exit_code == 0
     document = json.loads(analysed.stdout)
-    assert (document["pressure"], document["engines"][0]["config"]["max_num_seqs"]) == (
-        "saturated",
-        8,
-    )
+    assert (document["pressure"], document["engines"][0]["config"]["max_num_seqs"]) == ("saturated", 8)
     watched = subprocess.run(
         [sys.executable, "-m", "logscope", "watch", "-"],
         input=text.encode(),

@@ -27,9 +27,7 @@ def failing(error: Exception) -> object:
     return fail
 
 
-def test_a_change_whose_replay_fails_costs_the_advice_alone(
-    data: LogFrames, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_whose_replay_fails_costs_the_advice_alone(data: LogFrames, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGSCOPE_DEBUG", raising=False)
     (whole,) = analyze(data).engines
     monkeypatch.setattr("logscope.analysis.advise", failing(ValueError("a secret of the log")))
@@ -41,9 +39,7 @@ def test_a_change_whose_replay_fails_costs_the_advice_alone(
     assert "secret" not in said[0]
 
 
-def test_a_lost_cluster_is_no_fault_of_the_log(
-    data: LogFrames, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_cluster_is_no_fault_of_the_log(data: LogFrames, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logscope.analysis.advise", failing(ExecutorError("lost")))
     with pytest.raises(ExecutorError, match="lost"):
         analyze(data)

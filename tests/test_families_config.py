@@ -25,9 +25,7 @@ def test_the_engines_line_is_read_by_key() -> None:
     assert (fields["model"], fields["max_model_len"], fields["new_setting"]) == ("a, b=c", 4096, 7)
     assert fields["quantization_config"] == "<x.<locals>.C object at 0x7f>"
     assert fields["compilation_config"] == {"mode": "<Mode.A: 3>", "sizes": [1, 2]}
-    assert (
-        fields["structured_outputs_config"] == "StructuredOutputsConfig(backend='auto', x=[1, 2])"
-    )
+    assert fields["structured_outputs_config"] == "StructuredOutputsConfig(backend='auto', x=[1, 2])"
     assert fields["enable_chunked_prefill"] is True
     assert fields["pooler_config"] is None
 

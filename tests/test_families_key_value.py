@@ -32,9 +32,7 @@ def stats(rest: str) -> dict[str, object]:
         ("Mode: eager", "mode", "eager"),
     ],
 )
-def test_an_unknown_field_is_kept_under_its_slug_and_unit(
-    part: str, name: str, value: object
-) -> None:
+def test_an_unknown_field_is_kept_under_its_slug_and_unit(part: str, name: str, value: object) -> None:
     fields = stats(f"{part}, GPU KV cache usage: 99.9%")
     assert fields[name] == value
     assert fields["gpu_kv_cache_usage_pct"] == 99.9
@@ -42,14 +40,8 @@ def test_an_unknown_field_is_kept_under_its_slug_and_unit(
 
 
 def test_a_field_may_hold_commas() -> None:
-    fields = stats(
-        "KV fetch: 1 waiting to start, 0 in progress, 2 completed waiting, GPU KV cache usage: 50.0%"
-    )
-    assert (
-        fields["kv_fetch_waiting"],
-        fields["kv_fetch_in_progress"],
-        fields["kv_fetch_completed"],
-    ) == (1, 0, 2)
+    fields = stats("KV fetch: 1 waiting to start, 0 in progress, 2 completed waiting, GPU KV cache usage: 50.0%")
+    assert (fields["kv_fetch_waiting"], fields["kv_fetch_in_progress"], fields["kv_fetch_completed"]) == (1, 0, 2)
     assert fields["gpu_kv_cache_usage_pct"] == 50.0
 
 
@@ -63,9 +55,7 @@ def test_a_hit_rate_that_is_not_printed_is_not_zero() -> None:
     assert "prefix_cache_hit_rate_pct" not in stats("GPU KV cache usage: 12.5%")
 
 
-@pytest.mark.parametrize(
-    "cut", ["Avg generation throughpu\nt: 3.0", "Avg generation\nthroughput: 3.0"]
-)
+@pytest.mark.parametrize("cut", ["Avg generation throughpu\nt: 3.0", "Avg generation\nthroughput: 3.0"])
 def test_a_line_wrapped_at_the_terminals_width_is_read(cut: str) -> None:
     message = HEAD.replace("Avg generation throughput: 3.0", cut) + "GPU KV cache usage: 99.9%"
     found = match(message, prefixed=True)
@@ -73,11 +63,7 @@ def test_a_line_wrapped_at_the_terminals_width_is_read(cut: str) -> None:
     assert found.fields["running"] == 9
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["A", "B b", "C"]), st.integers(0, 99)), min_size=1, max_size=6
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from(["A", "B b", "C"]), st.integers(0, 99)), min_size=1, max_size=6))
 def test_pairs_come_back_in_order(pairs: list[tuple[str, int]]) -> None:
     text = ", ".join(f"{key}: {value}" for key, value in pairs)
     assert split_pairs(text) == [(key, str(value)) for key, value in pairs]
@@ -89,10 +75,7 @@ def test_slug() -> None:
 
 @pytest.mark.parametrize("length", range(len(HEAD) - 12, len(HEAD) + 24))
 def test_the_last_number_of_a_cut_line_is_not_believed(length: int) -> None:
-    whole = (
-        HEAD.replace("Waiting: 4", "Waiting: 417")
-        + "GPU KV cache usage: 99.9%, Prefix cache hit rate: 38.2%"
-    )
+    whole = HEAD.replace("Waiting: 4", "Waiting: 417") + "GPU KV cache usage: 99.9%, Prefix cache hit rate: 38.2%"
     found = match(whole[:length], prefixed=True)
     assert found is not None
     assert found.fields.get("waiting") in (None, 417)

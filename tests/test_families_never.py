@@ -92,9 +92,7 @@ def test_no_repr_raises(text: str) -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(10**15), 10**15) | st.text(max_size=20),
-        lambda inner: (
-            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-        ),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
         max_leaves=12,
     )
 )
@@ -139,7 +137,4 @@ def test_a_number_that_no_machine_holds_is_not_read() -> None:
 
 
 def test_the_gate_skips_what_is_of_no_interest() -> None:
-    assert (
-        GATE.search("INFO 05-09 00:49:33 [model.py:733] Starting to load model acme/llama-9b...")
-        is None
-    )
+    assert GATE.search("INFO 05-09 00:49:33 [model.py:733] Starting to load model acme/llama-9b...") is None

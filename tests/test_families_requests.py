@@ -26,9 +26,7 @@ FORMS = [
 PARAMS = "SamplingParams(n=1, temperature=0.7, stop=['max_tokens=5, ', ')'], max_tokens=512, min_tokens=0, guided_decoding=None)"
 
 
-def read(
-    form: str, prompt: str | None, ids: object = None, params: str = PARAMS
-) -> dict[str, object]:
+def read(form: str, prompt: str | None, ids: object = None, params: str = PARAMS) -> dict[str, object]:
     found = match(form.format(prompt=prompt, params=params, ids=ids), prefixed=True)
     assert found is not None
     assert (found.family, found.variant) == ("request", "received")
@@ -87,8 +85,7 @@ def test_a_record_of_300_kb_of_ids_is_quick() -> None:
 @given(st.text(max_size=100))
 def test_any_output_comes_back(output: str) -> None:
     found = match(
-        f"Generated response a-1: output: {output!r}, output_token_ids: [1, 2], finish_reason: stop",
-        prefixed=True,
+        f"Generated response a-1: output: {output!r}, output_token_ids: [1, 2], finish_reason: stop", prefixed=True
     )
     assert found is not None
     assert found.fields["output"] == output

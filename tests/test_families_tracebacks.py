@@ -36,15 +36,9 @@ def test_of_a_chain_the_cause_counts() -> None:
 
 
 def test_an_unknown_exception_stays_with_its_header() -> None:
-    found = match(
-        f"EngineCore encountered a fatal error.\n{FRAMES}KeyError: 'blocks'", prefixed=True
-    )
+    found = match(f"EngineCore encountered a fatal error.\n{FRAMES}KeyError: 'blocks'", prefixed=True)
     assert found is not None
-    assert (found.family, found.variant, found.fields["error"]) == (
-        "runtime",
-        "coredied",
-        "KeyError: 'blocks'",
-    )
+    assert (found.family, found.variant, found.fields["error"]) == ("runtime", "coredied", "KeyError: 'blocks'")
 
 
 def test_a_traceback_of_nothing_known_is_of_no_family() -> None:

@@ -10,28 +10,16 @@ import pytest
 from logscope.server.defaults import Deployment, default_for
 from logscope.server.flags import flag_for, known_settings, release_of, version_key
 
-TABLE = json.loads(
-    resources.files("logscope.server").joinpath("flags.json").read_text(encoding="utf-8")
-)
+TABLE = json.loads(resources.files("logscope.server").joinpath("flags.json").read_text(encoding="utf-8"))
 RELEASES = TABLE["releases"]
 
 
 def test_versions_are_in_order() -> None:
-    assert [version_key(release) for release in RELEASES] == sorted(
-        version_key(release) for release in RELEASES
-    )
-    assert (
-        version_key("0.9.2")
-        < version_key("0.10.0")
-        < version_key("0.10.1")
-        < version_key("0.10.1.1")
-    )
+    assert [version_key(release) for release in RELEASES] == sorted(version_key(release) for release in RELEASES)
+    assert version_key("0.9.2") < version_key("0.10.0") < version_key("0.10.1") < version_key("0.10.1.1")
     assert version_key("0.8.5") < version_key("0.8.5.post1") < version_key("0.9.0")
     assert (
-        version_key("0.11.1.dev3+gabc")
-        < version_key("0.11.1rc1")
-        < version_key("v0.11.1")
-        == version_key("0.11.1.0")
+        version_key("0.11.1.dev3+gabc") < version_key("0.11.1rc1") < version_key("v0.11.1") == version_key("0.11.1.0")
     )
     with pytest.raises(ValueError):
         version_key("nightly")
@@ -42,19 +30,13 @@ def test_versions_are_in_order() -> None:
     [("0.8.5.post1", "0.8.5.post1"), ("0.4.0.post1", "0.4.0"), ("0.10.1.1+cu128", "0.10.1.1"), ("0.11.1rc2.dev1+g1", "0.11.0"),
      ("0.99.0", RELEASES[-1]), ("0.0.9", None), ("main", None)],
 )  # fmt: skip
-def test_a_version_between_releases_counts_as_the_earlier(
-    version: str, release: str | None
-) -> None:
+def test_a_version_between_releases_counts_as_the_earlier(version: str, release: str | None) -> None:
     assert release_of(version) == release
 
 
 @pytest.mark.parametrize("setting", known_settings())
 def test_a_flag_exists_exactly_in_its_versions(setting: str) -> None:
-    ranges = [
-        part.split("..")
-        for versions, _ in TABLE["settings"][setting]["flags"]
-        for part in versions.split(",")
-    ]
+    ranges = [part.split("..") for versions, _ in TABLE["settings"][setting]["flags"] for part in versions.split(",")]
     for index, release in enumerate(RELEASES):
         has = any(RELEASES.index(r[0]) <= index <= RELEASES.index(r[-1]) for r in ranges)
         assert (flag_for(setting, release) is not None) is has, release
@@ -79,9 +61,7 @@ def test_a_flag_exists_exactly_in_its_versions(setting: str) -> None:
         ("watermark", "0.24.0", 0.05, "--watermark 0.05"),
     ],
 )
-def test_the_spelling_is_that_of_the_version(
-    setting: str, version: str, value: object, text: str | None
-) -> None:
+def test_the_spelling_is_that_of_the_version(setting: str, version: str, value: object, text: str | None) -> None:
     spelling = flag_for(setting, version)
     assert spelling is not None
     assert spelling.text(value) == text
@@ -93,16 +73,12 @@ def test_the_spelling_is_that_of_the_version(
      ("preemption_mode", "0.9.0", "V1"), ("preemption_mode", "0.11.0", None), ("policy", "0.8.5", "V1"), ("scheduler_reserve_full_isl", "0.18.1", "V1"),
      ("num_scheduler_steps", "0.10.1", None), ("max_num_partial_prefills", "0.20.0", "V1"), ("weather", "0.32.0", None), ("max_num_seqs", "0.0.1", None)],
 )  # fmt: skip
-def test_what_the_version_or_its_engine_lacks_is_not_named(
-    setting: str, version: str, engine: str | None
-) -> None:
+def test_what_the_version_or_its_engine_lacks_is_not_named(setting: str, version: str, engine: str | None) -> None:
     assert flag_for(setting, version, engine=engine) is None
 
 
 def test_v1_ignores_a_false_chunked_prefill_until_0_11_1() -> None:
-    old, new = (
-        flag_for("enable_chunked_prefill", version, engine="V1") for version in ("0.10.2", "0.11.1")
-    )
+    old, new = (flag_for("enable_chunked_prefill", version, engine="V1") for version in ("0.10.2", "0.11.1"))
     assert old is not None
     assert new is not None
     assert old.text(False) is None
@@ -127,12 +103,7 @@ V0 = Deployment(engine="V0", max_model_len=16384)
         ("max_num_seqs", "0.8.2", Deployment(), 1024),
         ("max_num_seqs", "0.10.2", BIG, 1024),
         ("max_num_seqs", "0.10.2", SMALL, 256),
-        (
-            "max_num_seqs",
-            "0.10.2",
-            Deployment(device_gib=79.1, device_name="NVIDIA A100-SXM4-80GB"),
-            256,
-        ),
+        ("max_num_seqs", "0.10.2", Deployment(device_gib=79.1, device_name="NVIDIA A100-SXM4-80GB"), 256),
         ("max_num_seqs", "0.32.0", Deployment(device="cpu", world_size=2), 256),
         ("max_num_seqs", "0.32.0", Deployment(), None),
         ("max_num_seqs", "0.32.0", Deployment(device_gib=22.0, max_num_batched_tokens=100), 100),
@@ -146,12 +117,7 @@ V0 = Deployment(engine="V0", max_model_len=16384)
         ("max_num_batched_tokens", "0.10.2", SMALL, 2048),
         ("max_num_batched_tokens", "0.29.0", Deployment(device_gib=178.0), 16384),
         ("max_num_batched_tokens", "0.29.0", Deployment(device_gib=22.0, offline=True), 8192),
-        (
-            "max_num_batched_tokens",
-            "0.20.0",
-            Deployment(device_gib=22.0, throughput_mode=True),
-            4096,
-        ),
+        ("max_num_batched_tokens", "0.20.0", Deployment(device_gib=22.0, throughput_mode=True), 4096),
         (
             "max_num_batched_tokens",
             "0.20.0",

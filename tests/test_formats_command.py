@@ -16,22 +16,14 @@ def test_json_holds_every_format() -> None:
     assert result.exit_code == 0
     listed = json.loads(result.stdout)
     assert len(listed) == len(FORMATS)
-    assert all(
-        list(one) == ["family", "variant", "engine", "first", "last", "level", "example"]
-        for one in listed
-    )
+    assert all(list(one) == ["family", "variant", "engine", "first", "last", "level", "example"] for one in listed)
     assert {one["engine"] for one in listed} == {"V0", "V1", "any"}
 
 
 def test_one_family_to_a_file(tmp_path: Path) -> None:
     target = tmp_path / "formats.json"
-    assert (
-        CliRunner().invoke(command, ["--family", "preemption", "--json", str(target)]).exit_code
-        == 0
-    )
-    assert {one["family"] for one in json.loads(target.read_text(encoding="utf-8"))} == {
-        "preemption"
-    }
+    assert CliRunner().invoke(command, ["--family", "preemption", "--json", str(target)]).exit_code == 0
+    assert {one["family"] for one in json.loads(target.read_text(encoding="utf-8"))} == {"preemption"}
 
 
 def test_the_list_names_versions() -> None:

@@ -51,15 +51,9 @@ def test_a_preemption_by_priority_is_not_short_space(tmp_path: Path) -> None:
 
 
 def test_the_mean_over_engines_hides_a_full_one(tmp_path: Path) -> None:
-    lines = [
-        *v1_start(),
-        *[stats_v1(10 * i, 64, 117, 14.1, engine="8 Engines Aggregated") for i in range(1, 5)],
-    ]
+    lines = [*v1_start(), *[stats_v1(10 * i, 64, 117, 14.1, engine="8 Engines Aggregated") for i in range(1, 5)]]
     found = document(tmp_path, lines)
-    assert any(
-        f["id"] == "coverage" and "means over several engines" in f["title"]
-        for f in found["findings"]
-    )
+    assert any(f["id"] == "coverage" and "means over several engines" in f["title"] for f in found["findings"])
     assert found["verdict"] not in ("healthy", "seat-limit")
 
 
@@ -67,9 +61,7 @@ def test_only_the_full_engines_of_eight_are_named(tmp_path: Path) -> None:
     lines = v1_start(seats=256)
     for i in range(1, 6):
         lines += [
-            stats_v1(
-                10 * i, 40, 30 if k < 2 else 0, 99.5 if k < 2 else 20.0, engine=f"Engine {k:03d}"
-            )
+            stats_v1(10 * i, 40, 30 if k < 2 else 0, 99.5 if k < 2 else 20.0, engine=f"Engine {k:03d}")
             for k in range(8)
         ]
     found = document(tmp_path, lines)
@@ -83,29 +75,18 @@ def test_a_saturated_v1_log_says_that_preemption_is_not_visible(tmp_path: Path) 
     assert found["pressure"] == "saturated"
     assert found["preemptions"]["value"] is None
     assert found["preemptions"]["logged"] == {"low": None, "high": None}
-    assert any(
-        "logs no preemption" in f["title"] for f in found["findings"] if f["id"] == "coverage"
-    )
+    assert any("logs no preemption" in f["title"] for f in found["findings"] if f["id"] == "coverage")
 
 
 def test_a_patched_builds_field_counts_the_interval(tmp_path: Path) -> None:
-    lines = [
-        *v1_start(),
-        *[stats_v1(10 * i, 8, 3, 99.0, extra="Preemptions: 5, ") for i in range(1, 4)],
-    ]
+    lines = [*v1_start(), *[stats_v1(10 * i, 8, 3, 99.0, extra="Preemptions: 5, ") for i in range(1, 4)]]
     counted = document(tmp_path, lines)["preemptions"]
-    assert (counted["low"], counted["value"], counted["high"], counted["basis"]) == (
-        15,
-        15,
-        15,
-        "measured",
-    )
+    assert (counted["low"], counted["value"], counted["high"], counted["basis"]) == (15, 15, 15, "measured")
 
 
 def test_v0_on_a_cpu_shows_its_cache_as_cpu_usage(tmp_path: Path) -> None:
     lines = [
-        stats_v0(10 * i, 8, 3, 0.0).replace("CPU KV cache usage: 0.0%", "CPU KV cache usage: 98.0%")
-        for i in range(5)
+        stats_v0(10 * i, 8, 3, 0.0).replace("CPU KV cache usage: 0.0%", "CPU KV cache usage: 98.0%") for i in range(5)
     ]
     assert "kv-admission-wait" in ids(document(tmp_path, lines))
 

@@ -10,11 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-MAY_SEE = {
-    "parsers": set(),
-    "reference_engine": set(),
-    "logscope": {"parsers", "reference_engine"},
-}
+MAY_SEE = {"parsers": set(), "reference_engine": set(), "logscope": {"parsers", "reference_engine"}}
 # What an engine that knows no logs, and parsers that draw nothing, have no use for.
 NEVER = {
     "parsers": {"click", "rich", "plotly", "jinja2"},
@@ -133,9 +129,7 @@ def test_the_rule_catches_a_circle_and_an_import_uphill(tmp_path: Path) -> None:
     room.mkdir()
     (room / "__init__.py").write_text("")
     (room / "a.py").write_text("from . import b\n")
-    (room / "b.py").write_text(
-        "def f():\n    from parsers.a import g\n    import logscope.commands.cli\n"
-    )
+    (room / "b.py").write_text("def f():\n    from parsers.a import g\n    import logscope.commands.cli\n")
     assert circle(graph("parsers", tmp_path)) == ["parsers.a", "parsers.b", "parsers.a"]
     uphill = imports_of(parsed(room / "b.py"), "parsers.b", package=False)
     assert ("logscope.commands.cli", []) in uphill

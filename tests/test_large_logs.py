@@ -109,9 +109,7 @@ def test_all_rows_are_written_where_frames_are_asked_for(tmp_path: Path, small: 
         assert_frame_equal(pl.read_parquet(out / f"{family}.parquet"), frame)
 
 
-def test_what_was_stored_travels_to_another_process_and_goes_with_its_holder(
-    tmp_path: Path, small: None
-) -> None:
+def test_what_was_stored_travels_to_another_process_and_goes_with_its_holder(tmp_path: Path, small: None) -> None:
     log = _plain(SAMPLES / "v1-calm.log", tmp_path)
     data = read_log(expand([str(log)]), Span(), year=2026)
     rows = data.stored["request"]
@@ -123,9 +121,7 @@ def test_what_was_stored_travels_to_another_process_and_goes_with_its_holder(
     assert not path.exists()
 
 
-def test_what_a_killed_run_left_among_the_temporary_files_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_run_left_among_the_temporary_files_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names = ("logscope-4194304-old.rows", "logscope-4194304-new.rows", f"logscope-{os.getpid()}-x")
     for name in (*names, "other-4194304-x"):
@@ -156,9 +152,7 @@ LINES = [
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    parts=st.lists(st.tuples(st.sampled_from(LINES), st.integers(1, 60)), min_size=1, max_size=6)
-)
+@given(parts=st.lists(st.tuples(st.sampled_from(LINES), st.integers(1, 60)), min_size=1, max_size=6))
 def test_any_mixture_is_told_the_same(
     parts: Sequence[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -181,9 +175,7 @@ def test_runs_with_a_state_are_told_the_same(tmp_path: Path, wanted: Any, small:
         found = read_with_state(tmp_path / "state", sources, Span(), year=2026, wanted=wanted)
     assert set(found.stored) == (set(LARGE_FAMILIES) if wanted == "replay" else set())
     whole = read_log(sources, Span(), year=2026, wanted=None)
-    assert analysis_document(analyze(found, replay=False)) == analysis_document(
-        analyze(whole, replay=False)
-    )
+    assert analysis_document(analyze(found, replay=False)) == analysis_document(analyze(whole, replay=False))
     for family, stored in found.stored.items():
         rows = stored.frame(stored.scan()).drop("order")
         assert_frame_equal(rows, whole.frames[family].drop("order"))
@@ -194,9 +186,7 @@ def test_servers_read_side_by_side_are_told_the_same(tmp_path: Path, small: None
     names = [str(_plain(SAMPLES / name, tmp_path)) for name in samples]
     found = read_fleet(expand(names), Span(), Serial(), year=2026)
     whole = read_log(expand(names), Span(), year=2026, wanted=None)
-    assert analysis_document(analyze(found, replay=False)) == analysis_document(
-        analyze(whole, replay=False)
-    )
+    assert analysis_document(analyze(found, replay=False)) == analysis_document(analyze(whole, replay=False))
     rows = found.stored["request"]
     kept = list(columns_kept("request"))
     assert_frame_equal(rows.frame(rows.scan()).select(kept), whole.frames["request"].select(kept))
@@ -247,9 +237,7 @@ def _long(turns: int, *, steps: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_the_worst_span_of_a_long_log_is_cut_out(
-    tmp_path: Path, stored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worst_span_of_a_long_log_is_cut_out(tmp_path: Path, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("MANY_ARRIVALS", 500), ("_ARRIVALS", 100), ("_MARGIN", 3)):
         monkeypatch.setattr(long_logs, name, value)
     if stored:
@@ -278,9 +266,7 @@ def test_a_log_that_is_not_long_is_left_whole(tmp_path: Path) -> None:
     assert long_logs.worst_portion(engine, data.stored).log is engine
 
 
-def test_a_long_log_says_which_span_was_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_log_says_which_span_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("MANY_ARRIVALS", 500), ("_ARRIVALS", 60), ("_MARGIN", 3)):
         monkeypatch.setattr(long_logs, name, value)
     log = tmp_path / "server.log"
@@ -309,12 +295,7 @@ def test_counts_of_a_span_are_extrapolated(tmp_path: Path, monkeypatch: pytest.M
     assert long_logs.extrapolated(answer, long_logs.Portion(found.log), 500) is answer
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("ab\né\udc80", max_size=4)),
-        max_size=60,
-    )
-)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("ab\né\udc80", max_size=4)), max_size=60))
 def test_line_texts_are_a_dict(entries: list[tuple[int, int, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logscope.log.frames._PACK", 4)
@@ -390,9 +371,7 @@ def test_a_span_is_read_in_bulk(
         lines += [stats_v1(60.0 + i, 1, 0, 5.0)] * (i % 5 == 0)
     lines += v1_start(120)
     if outer:
-        lines = [
-            f"2026-05-09T00:{50 + i // 200}:{i % 200 // 4:02}.5Z {ln}" for i, ln in enumerate(lines)
-        ]
+        lines = [f"2026-05-09T00:{50 + i // 200}:{i % 200 // 4:02}.5Z {ln}" for i, ln in enumerate(lines)]
     for name in ("a.log", "b.log"):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     sources = [str(tmp_path / name) for name in ("a.log", "b.log")]

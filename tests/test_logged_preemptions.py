@@ -22,11 +22,7 @@ CASES = [
 
 @pytest.mark.parametrize(("what", "counters", "repeated", "from_start", "bounds"), CASES)
 def test_bounds(
-    what: str,
-    counters: list[int | None],
-    repeated: list[int],
-    from_start: bool,
-    bounds: tuple[int, int | None],
+    what: str, counters: list[int | None], repeated: list[int], from_start: bool, bounds: tuple[int, int | None]
 ) -> None:
     assert count_counters(counters, repeated, from_start=from_start) == bounds, what
 

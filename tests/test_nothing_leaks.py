@@ -60,17 +60,11 @@ def leaking_log(tmp_path: Path) -> Path:
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "logscope", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [sys.executable, "-m", "logscope", *map(str, args)], capture_output=True, text=True, timeout=120, check=False
     )
 
 
-def test_no_answer_holds_what_a_client_sent_or_where_from(
-    leaking_log: Path, tmp_path: Path
-) -> None:
+def test_no_answer_holds_what_a_client_sent_or_where_from(leaking_log: Path, tmp_path: Path) -> None:
     report, answer = tmp_path / "a.html", tmp_path / "a.json"
     result = run("analyze", leaking_log, "-v", "--html", report, "--json", answer)
     assert result.returncode == 0, result.stderr
@@ -102,9 +96,7 @@ def test_parse_leaves_out_the_texts_of_requests(leaking_log: Path) -> None:
         ("KeyboardInterrupt", True),
     ],
 )
-def test_an_exception_of_a_serving_engine_is_shown_only_where_no_client_wrote_it(
-    text: str, kept: bool
-) -> None:
+def test_an_exception_of_a_serving_engine_is_shown_only_where_no_client_wrote_it(text: str, kept: bool) -> None:
     assert (without_client_text(text) == text) is kept
 
 
@@ -118,10 +110,7 @@ def test_why_a_start_failed_is_shown_in_full(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        (
-            "WARNING 05-09 00:50:00 [a.py:1] ignored: {'x'}",
-            "WARNING 05-09 00:50:00 [a.py:1] ignored: (left out)",
-        ),
+        ("WARNING 05-09 00:50:00 [a.py:1] ignored: {'x'}", "WARNING 05-09 00:50:00 [a.py:1] ignored: (left out)"),
         (
             "WARNING 05-09 00:50:00 [a.py:1] Casting torch.bfloat16 to torch.float16.",
             "WARNING 05-09 00:50:00 [a.py:1] Casting torch.bfloat16 to torch.float16.",
@@ -197,19 +186,7 @@ def test_marks_that_turn_text_around_reach_no_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "cell",
-    [
-        "=1+1",
-        "+1",
-        "-1",
-        "@SUM(1)",
-        "\t=1",
-        "\r=1",
-        "\n=1",
-        "  =1",
-        "＝1",
-        '=HYPERLINK("http://x")',
-    ],
+    "cell", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "  =1", "＝1", '=HYPERLINK("http://x")']
 )
 def test_no_cell_is_a_formula(cell: str) -> None:
     from logscope.output.events import csv_row
@@ -241,11 +218,7 @@ FORBIDDEN_MODULES = {
 
 
 def sources() -> list[Path]:
-    return [
-        p
-        for room in ("parsers", "logscope", "reference_engine")
-        for p in sorted((ROOT / room).rglob("*.py"))
-    ]
+    return [p for room in ("parsers", "logscope", "reference_engine") for p in sorted((ROOT / room).rglob("*.py"))]
 
 
 def test_nothing_evaluates_unpickles_or_calls_a_shell() -> None:
@@ -261,10 +234,7 @@ def test_nothing_evaluates_unpickles_or_calls_a_shell() -> None:
                 name = getattr(node.func, "id", None)
                 assert name not in FORBIDDEN, where
                 owner = getattr(getattr(node.func, "value", None), "id", "")
-                assert (owner, getattr(node.func, "attr", "")) not in {
-                    ("os", "system"),
-                    ("os", "popen"),
-                }, where
+                assert (owner, getattr(node.func, "attr", "")) not in {("os", "system"), ("os", "popen")}, where
                 for keyword in node.keywords:
                     on = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
                     assert not (keyword.arg == "shell" and on), where
@@ -275,13 +245,9 @@ def test_the_security_rules_of_the_linter_are_on_for_all_that_is_shipped() -> No
         import tomllib
     else:
         import tomli as tomllib
-    lint = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"][
-        "lint"
-    ]
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
     assert "S" in lint["select"]
-    assert [rule for rule in lint["ignore"] if rule.startswith("S") and rule[1:].isdigit()] == [
-        "S101"
-    ]
+    assert [rule for rule in lint["ignore"] if rule.startswith("S") and rule[1:].isdigit()] == ["S101"]
     shipped = ("logscope", "parsers", "reference_engine", "*")
     assert not [g for g in lint["per-file-ignores"] if g.partition("/")[0] in shipped]
 

@@ -25,9 +25,7 @@ def workload(gap_s: float) -> Workload:
 
 
 def engine(version: str = "0.32.0", seats: int = 4) -> EngineConfig:
-    return EngineConfig(
-        num_blocks=2000, max_num_seqs=seats, version=version, enable_prefix_caching=False
-    )
+    return EngineConfig(num_blocks=2000, max_num_seqs=seats, version=version, enable_prefix_caching=False)
 
 
 def test_short_requests_first_helps_them_at_equal_work() -> None:
@@ -62,17 +60,13 @@ def test_it_is_not_offered_to_who_serves_by_priority_already() -> None:
     assert ordering_finding(facts("priority"), workload(0.5), engine()) == []
 
 
-@pytest.mark.parametrize(
-    ("version", "said"), [("0.32.0", True), ("0.9.2", True), ("0.9.1", False), ("0.8.5", False)]
-)
+@pytest.mark.parametrize(("version", "said"), [("0.32.0", True), ("0.9.2", True), ("0.9.1", False), ("0.8.5", False)])
 def test_priorities_are_in_no_log_and_the_answer_says_so(
     version: str, said: bool, sample_under_pressure: Path, tmp_path: Path
 ) -> None:
     sample = sample_under_pressure.read_text(encoding="utf-8")
     assert sample.count("'max_num_seqs': 48") == 1
-    text = sample.replace(
-        "'max_num_seqs': 48", "'max_num_seqs': 48, 'scheduling_policy': 'priority'"
-    )
+    text = sample.replace("'max_num_seqs': 48", "'max_num_seqs': 48, 'scheduling_policy': 'priority'")
     log = tmp_path / "server.log"
     log.write_text(text.replace("0.32.0", version), encoding="utf-8")
     document = json.loads(invoke("analyze", log, "--no-replay", "--json", "-").stdout)

@@ -56,9 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(out.glob("logscope-*.whl")))
 
 
-def test_the_wheel_holds_the_packages_their_types_templates_and_tables(
-    wheel: zipfile.ZipFile,
-) -> None:
+def test_the_wheel_holds_the_packages_their_types_templates_and_tables(wheel: zipfile.ZipFile) -> None:
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     tree = {
         path.relative_to(ROOT).as_posix()
@@ -102,11 +100,7 @@ def test_every_import_is_declared() -> None:
 
 def test_no_path_of_a_developers_machine_is_in_the_tree() -> None:
     marks = (str(ROOT).encode(), str(Path.home()).encode() + b"/")
-    named = [
-        str(path.relative_to(ROOT))
-        for path in tracked()
-        if any(mark in path.read_bytes() for mark in marks)
-    ]
+    named = [str(path.relative_to(ROOT)) for path in tracked() if any(mark in path.read_bytes() for mark in marks)]
     assert named == []
 
 

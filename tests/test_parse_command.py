@@ -20,13 +20,13 @@ def test_parse_gives_the_contracts_events(tmp_path: Path) -> None:
     assert found["time"] == "2026-05-09T00:49:10"
     keys = "source line time outer_time process pid server run engine_index level origin host unit pod container stream family fields"
     assert set(keys.split()) <= set(found)
-    assert (
-        found["process"],
-        found["pid"],
-        found["origin"],
-        found["line"],
-        found["engine_index"],
-    ) == ("APIServer", 1, "loggers.py:259", 6, 0)
+    assert (found["process"], found["pid"], found["origin"], found["line"], found["engine_index"]) == (
+        "APIServer",
+        1,
+        "loggers.py:259",
+        6,
+        0,
+    )
 
 
 def test_parse_all_gives_every_other_record(tmp_path: Path) -> None:
@@ -45,11 +45,7 @@ def test_prompts_are_left_out_unless_asked_for(tmp_path: Path) -> None:
     assert "secret" not in plain
     assert json.loads(plain)["fields"]["prompt_chars"] == 9
     assert json.loads(asked)["fields"]["prompt"] == "my secret"
-    for args in (
-        ("analyze", path, "--json", "-"),
-        ("analyze", path),
-        ("parse", path, "--format", "csv"),
-    ):
+    for args in (("analyze", path, "--json", "-"), ("analyze", path), ("parse", path, "--format", "csv")):
         assert "secret" not in invoke(*args).output
 
 
@@ -71,11 +67,7 @@ def test_parquet_one_file_a_family(tmp_path: Path) -> None:
     path = log(tmp_path, *v1_start(), stats_v1(10, 4, 0, 5.0), v0_warning(12, 1))
     out = tmp_path / "out"
     assert invoke("parse", path, "--output", out).exit_code == 0
-    assert {p.name for p in out.iterdir()} >= {
-        "stats.parquet",
-        "preemption.parquet",
-        "startup.parquet",
-    }
+    assert {p.name for p in out.iterdir()} >= {"stats.parquet", "preemption.parquet", "startup.parquet"}
     frame = pl.read_parquet(out / "stats.parquet")
     assert frame.schema["gpu_kv_cache_usage_pct"] == pl.Float64
     assert frame.schema["time"] == pl.Datetime("us")

@@ -36,9 +36,7 @@ def test_an_unknown_name_is_none() -> None:
 
 def test_importing_it_loads_nothing() -> None:
     code = "import sys, logscope; print([m for m in ('polars', 'click', 'parsers', 'numpy') if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
 

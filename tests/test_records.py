@@ -11,20 +11,8 @@ from parsers.records.record import read_records
 HEADS = [
     ("INFO 02-01 06:36:05 llm_engine.py:921] hi", None, None, "INFO", "llm_engine.py:921"),
     ("WARNING 07-28 06:40:59 [loggers.py:118] hi", None, None, "WARNING", "loggers.py:118"),
-    (
-        "(APIServer pid=1) INFO 03-18 10:00:00 [loggers.py:259] hi",
-        "APIServer",
-        1,
-        "INFO",
-        "loggers.py:259",
-    ),
-    (
-        "(VllmWorker rank=1 pid=7) INFO 03-18 10:00:00 gpu_worker.py:25] hi",
-        "VllmWorker",
-        7,
-        "INFO",
-        "gpu_worker.py:25",
-    ),
+    ("(APIServer pid=1) INFO 03-18 10:00:00 [loggers.py:259] hi", "APIServer", 1, "INFO", "loggers.py:259"),
+    ("(VllmWorker rank=1 pid=7) INFO 03-18 10:00:00 gpu_worker.py:25] hi", "VllmWorker", 7, "INFO", "gpu_worker.py:25"),
     (
         "(VllmWorker rank=0 engine_index=0 pid=7) ERROR 03-18 10:00:00 [gpu_worker.py:25] hi",
         "VllmWorker",
@@ -32,20 +20,8 @@ HEADS = [
         "ERROR",
         "gpu_worker.py:25",
     ),
-    (
-        "(VllmWorker-0 pid=7) INFO 03-18 10:00:00 [vllm.py:25] hi",
-        "VllmWorker-0",
-        7,
-        "INFO",
-        "vllm.py:25",
-    ),
-    (
-        "(WorkerDict pid=7, ip=192.0.2.4) WARNING 03-18 10:00:00 [s.py:25] hi",
-        "WorkerDict",
-        7,
-        "WARNING",
-        "s.py:25",
-    ),
+    ("(VllmWorker-0 pid=7) INFO 03-18 10:00:00 [vllm.py:25] hi", "VllmWorker-0", 7, "INFO", "vllm.py:25"),
+    ("(WorkerDict pid=7, ip=192.0.2.4) WARNING 03-18 10:00:00 [s.py:25] hi", "WorkerDict", 7, "WARNING", "s.py:25"),
     (
         "(MapWorker(MapBatches(vLLMEngineStageUDF)) pid=9) INFO 03-18 10:00:00 [s.py:25] hi",
         "MapWorker(MapBatches(vLLMEngineStageUDF))",
@@ -61,20 +37,8 @@ HEADS = [
         "s.py:25",
     ),
     ("[node-a] INFO 03-18 10:00:00 s.py:25] hi", None, None, "INFO", "s.py:25"),
-    (
-        "(APIServer pid=3) [node-a] INFO 03-18 10:00:00 [s.py:25] hi",
-        "APIServer",
-        3,
-        "INFO",
-        "s.py:25",
-    ),
-    (
-        "[node-a] (APIServer pid=3) INFO 03-18 10:00:00 [s.py:25] hi",
-        "APIServer",
-        3,
-        "INFO",
-        "s.py:25",
-    ),
+    ("(APIServer pid=3) [node-a] INFO 03-18 10:00:00 [s.py:25] hi", "APIServer", 3, "INFO", "s.py:25"),
+    ("[node-a] (APIServer pid=3) INFO 03-18 10:00:00 [s.py:25] hi", "APIServer", 3, "INFO", "s.py:25"),
     (
         "(EngineCore pid=7) DEBUG 05-09 00:49:33 [v1/core/sched/scheduler.py:88] hi",
         "EngineCore",
@@ -97,37 +61,18 @@ HEADS = [
         "INFO",
         "s.py:25",
     ),
-    (
-        "[0;36m(APIServer pid=3)[0;0m INFO 03-18 10:00:00 [s.py:25] hi",
-        "APIServer",
-        3,
-        "INFO",
-        "s.py:25",
-    ),
-    (
-        "^[[1;36m(APIServer pid=3)^[[0;0m INFO 03-18 10:00:00 [s.py:25] hi",
-        "APIServer",
-        3,
-        "INFO",
-        "s.py:25",
-    ),
+    ("[0;36m(APIServer pid=3)[0;0m INFO 03-18 10:00:00 [s.py:25] hi", "APIServer", 3, "INFO", "s.py:25"),
+    ("^[[1;36m(APIServer pid=3)^[[0;0m INFO 03-18 10:00:00 [s.py:25] hi", "APIServer", 3, "INFO", "s.py:25"),
     ("^[[B^[[BINFO 03-18 10:00:00 [s.py:25] hi", None, None, "INFO", "s.py:25"),
 ]
 
 
 @pytest.mark.parametrize(("line", "process", "pid", "level", "origin"), HEADS)
-def test_every_form_of_the_prefix(
-    line: str, process: str | None, pid: int | None, level: str, origin: str
-) -> None:
+def test_every_form_of_the_prefix(line: str, process: str | None, pid: int | None, level: str, origin: str) -> None:
     text = strip_ansi(line)
     header = parse_header(text)
     assert header is not None
-    assert (header.process, header.pid, header.level, header.origin) == (
-        process,
-        pid,
-        level,
-        origin,
-    )
+    assert (header.process, header.pid, header.level, header.origin) == (process, pid, level, origin)
     assert text[header.start :] == "hi"
 
 
@@ -148,18 +93,14 @@ def test_what_only_looks_like_a_prefix(line: str) -> None:
 
 
 def test_actors_around_a_process_are_kept() -> None:
-    header = parse_header(
-        "(ServeReplica:app pid=1) (EngineCore pid=2) INFO 03-18 10:00:00 [s.py:25] hi"
-    )
+    header = parse_header("(ServeReplica:app pid=1) (EngineCore pid=2) INFO 03-18 10:00:00 [s.py:25] hi")
     assert header is not None
     assert header.actors == ("ServeReplica:app pid=1",)
 
 
 def test_rays_count_of_repetitions_is_taken_off() -> None:
     assert split_repeated("text =1 [repeated 2x across cluster]") == ("text =1", 2)
-    assert split_repeated(
-        "text [repeated 3x across cluster] (Ray deduplicates logs by default.)"
-    ) == ("text", 3)
+    assert split_repeated("text [repeated 3x across cluster] (Ray deduplicates logs by default.)") == ("text", 3)
     assert split_repeated("text") == ("text", 1)
 
 
@@ -187,9 +128,7 @@ def test_equal_prefixes_do_not_join_where_the_stream_marks_its_continuations() -
 
 
 def test_without_carriage_returns_only_openers_of_several_lines_join() -> None:
-    assert records(
-        H + "", H + "  logo version 0.32.0", H + "", H + "Route: /x", H + "Route: /y"
-    ) == [
+    assert records(H + "", H + "  logo version 0.32.0", H + "", H + "Route: /x", H + "Route: /y") == [
         (1, True, "\n  logo version 0.32.0\n", []),
         (4, True, "Route: /x", []),
         (5, True, "Route: /y", []),
@@ -197,19 +136,14 @@ def test_without_carriage_returns_only_openers_of_several_lines_join() -> None:
 
 
 def test_a_carriage_return_inside_a_line_is_a_progress_bar() -> None:
-    bar = "\r".join(
-        f"Loading: {i:3d}%|{'#' * (i // 10)}| {i}/100 [00:01<00:00, 9.9it/s]" for i in range(101)
-    )
+    bar = "\r".join(f"Loading: {i:3d}%|{'#' * (i // 10)}| {i}/100 [00:01<00:00, 9.9it/s]" for i in range(101))
     found = records(bar + H + "after")
     assert found[-1][:3] == (1, True, "after")
     assert len(found) == 102
 
 
 def test_two_records_on_one_line() -> None:
-    assert records(H + "hit rate: 0.0%" + H + "second") == [
-        (1, True, "hit rate: 0.0%", []),
-        (1, True, "second", []),
-    ]
+    assert records(H + "hit rate: 0.0%" + H + "second") == [(1, True, "hit rate: 0.0%", []), (1, True, "second", [])]
 
 
 def test_a_record_glued_to_the_cut_end_of_the_one_before() -> None:
@@ -259,19 +193,9 @@ def test_a_json_record_brings_its_own_time_and_process() -> None:
     import datetime as dt
 
     moment = dt.datetime(2026, 9, 22, 10, 0, 0, 123000)
-    line = Line(
-        5,
-        "x",
-        None,
-        JsonRecord("INFO", moment, "vllm.v1.metrics.loggers", "EngineCore", 7, "one\r\ntwo"),
-    )
+    line = Line(5, "x", None, JsonRecord("INFO", moment, "vllm.v1.metrics.loggers", "EngineCore", 7, "one\r\ntwo"))
     (record,) = read_records([line])
-    assert (record.moment, record.process, record.pid, record.message) == (
-        moment,
-        "EngineCore",
-        7,
-        "one\ntwo",
-    )
+    assert (record.moment, record.process, record.pid, record.message) == (moment, "EngineCore", 7, "one\ntwo")
 
 
 def test_records_of_two_pods_do_not_mix() -> None:

@@ -20,13 +20,7 @@ from logscope.errors import LogscopeError
 DATA = Path(__file__).resolve().parent / "data"
 TRACES = DATA / "traces"
 CLOCK = {"base_s": 0.02, "per_prefill_token_s": 1e-4, "per_decode_s": 2e-4, "per_kv_token_s": 1e-7}
-CONFIG = {
-    "num_blocks": 60,
-    "block_size": 16,
-    "max_num_seqs": 8,
-    "max_model_len": 1024,
-    "step_time": CLOCK,
-}
+CONFIG = {"num_blocks": 60, "block_size": 16, "max_num_seqs": 8, "max_model_len": 1024, "step_time": CLOCK}
 LABELS = [
     "queued_for_kv", "queued_for_seat", "queued_for_budget", "prefill", "decode", "interference", "preempted_wait",
     "recompute",
@@ -131,9 +125,7 @@ def test_frames_hold_all_steps_and_requests(config: Path, crowd: Path, tmp_path:
     requests = pl.read_parquet(folder / "requests.parquet")
     assert steps.height == sum(result["steps"] for result in results)
     assert requests.height == 15
-    assert requests["workload"].unique(maintain_order=True).to_list() == [
-        result["workload"] for result in results
-    ]
+    assert requests["workload"].unique(maintain_order=True).to_list() == [result["workload"] for result in results]
     lives = requests.select(
         pl.sum_horizontal(LABELS).alias("parts"), (pl.col("end_s") - pl.col("arrival_s")).alias("life")
     )  # fmt: skip
@@ -163,11 +155,7 @@ def test_the_trace_shows_each_life_and_the_load(config: Path, crowd: Path, tmp_p
     }  # fmt: skip
     usage = [event["args"]["percent"] for event in events if event["name"] == "KV usage"]
     assert max(usage) > 95
-    assert {event["name"] for event in events if event["ph"] == "C"} == {
-        "KV usage",
-        "running",
-        "waiting",
-    }
+    assert {event["name"] for event in events if event["ph"] == "C"} == {"KV usage", "running", "waiting"}
 
 
 def test_steps_of_a_workload_in_seconds(config: Path, crowd: Path, tmp_path: Path) -> None:
@@ -268,9 +256,7 @@ def test_json_goes_to_a_file_too(config: Path, crowd: Path, tmp_path: Path) -> N
 
 def test_a_run_that_the_real_engine_would_not_finish_is_partly_done(tmp_path: Path) -> None:
     path = tmp_path / "stuck.jsonl"
-    path.write_text(
-        '{"request_id": "big", "arrival_s": 0, "prompt_tokens": 300, "output_tokens": 5}\n'
-    )
+    path.write_text('{"request_id": "big", "arrival_s": 0, "prompt_tokens": 300, "output_tokens": 5}\n')
     config = tmp_path / "small.json"
     config.write_text(json.dumps({**CONFIG, "num_blocks": 5}))
     run = invoke(path, "--config", config, "--json", "-", "--steps-dir", tmp_path / "steps")
@@ -282,9 +268,7 @@ def test_a_run_that_the_real_engine_would_not_finish_is_partly_done(tmp_path: Pa
     assert len(list((tmp_path / "steps").iterdir())) == 1
 
 
-def test_one_bad_workload_does_not_stop_the_others(
-    config: Path, crowd: Path, tmp_path: Path
-) -> None:
+def test_one_bad_workload_does_not_stop_the_others(config: Path, crowd: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"request_id": 1, "arrival_s": -1, "prompt_tokens": 5, "output_tokens": 5}\n')
     run = invoke(bad, crowd, tmp_path / "gone.csv", "--config", config, "--json", "-")
@@ -312,9 +296,7 @@ def test_nothing_to_work_on(tmp_path: Path) -> None:
         ('{"num_blocks": 4, "hardware": "A999", "model": {"weight_bytes": 1, "kv_bytes_per_token": 1}}', "GPU table"),
     ],
 )  # fmt: skip
-def test_a_bad_configuration_is_named(
-    tmp_path: Path, crowd: Path, document: str, sentence: str
-) -> None:
+def test_a_bad_configuration_is_named(tmp_path: Path, crowd: Path, document: str, sentence: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(document)
     with pytest.raises(LogscopeError, match=r"bad\.json: .*" + sentence):
@@ -330,9 +312,7 @@ def test_a_configuration_that_no_engine_could_run(tmp_path: Path, crowd: Path, k
     assert run.stderr.startswith(f"logscope: {crowd}: {key} is 0")
 
 
-def test_a_missing_configuration_and_two_workloads_for_one_trace(
-    crowd: Path, tmp_path: Path
-) -> None:
+def test_a_missing_configuration_and_two_workloads_for_one_trace(crowd: Path, tmp_path: Path) -> None:
     with pytest.raises(LogscopeError, match=r"none\.json: No such file"):
         invoke(crowd, "--config", tmp_path / "none.json")
     with pytest.raises(LogscopeError, match="single file"):
@@ -351,9 +331,7 @@ def test_as_a_program_of_its_own(config: Path, crowd: Path) -> None:
     assert run.stderr == ""
 
 
-def test_an_error_is_one_line_and_no_traceback(
-    crowd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_line_and_no_traceback(crowd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["replay", str(crowd), "--config", str(tmp_path / "none.json")])
     assert end.value.code == 2

@@ -45,9 +45,7 @@ def test_usage_is_in_percent(frames: dict[str, pl.DataFrame]) -> None:
 
 
 def test_the_replay_is_drawn(
-    report_analysis: dict[str, Any],
-    report_frames: dict[str, pl.DataFrame],
-    frames: dict[str, pl.DataFrame],
+    report_analysis: dict[str, Any], report_frames: dict[str, pl.DataFrame], frames: dict[str, pl.DataFrame]
 ) -> None:
     drawn = charts(report_analysis, {"stats": report_frames["stats"], **frames})
     assert [c.id for c in drawn.all] == ["timeline-0-0-0", "tail-e2e", "tail-ttft", "gantt"]
@@ -60,7 +58,5 @@ def test_the_replay_is_drawn(
         "waiting after preemption",
         "recomputing lost tokens",
     }
-    replayed = {
-        t["name"] for t in drawn.timelines[0].figure["data"] if t["name"].endswith("replayed")
-    }
+    replayed = {t["name"] for t in drawn.timelines[0].figure["data"] if t["name"].endswith("replayed")}
     assert replayed == {"Running, replayed", "Waiting, replayed", "KV usage, replayed", "replayed"}

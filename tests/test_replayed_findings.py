@@ -16,10 +16,7 @@ LABELS = ("queued_for_kv", "queued_for_seat", "interference", "decode")
 
 
 def answer(slow: tuple[float, ...], typical: tuple[float, ...]) -> ReplayAnswer:
-    ledger = {
-        "slow_s": dict(zip(LABELS, slow, strict=True)),
-        "typical_s": dict(zip(LABELS, typical, strict=True)),
-    }
+    ledger = {"slow_s": dict(zip(LABELS, slow, strict=True)), "typical_s": dict(zip(LABELS, typical, strict=True))}
     found = SimpleNamespace(preemptions=(0.0, 0.0, 0.0), ledger=ledger, spikes=[])
     return cast("ReplayAnswer", found)
 
@@ -37,10 +34,7 @@ def answer(slow: tuple[float, ...], typical: tuple[float, ...]) -> ReplayAnswer:
     ],
 )  # fmt: skip
 def test_which_causes_are_told(
-    slow: tuple[float, ...],
-    typical: tuple[float, ...],
-    found: list[tuple[str, str]],
-    tmp_path: Path,
+    slow: tuple[float, ...], typical: tuple[float, ...], found: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     (engine,) = analysed(tmp_path, [*v1_start(), stats_v1(10, 4, 4, 97.0)]).engines
     told: list[Any] = replay_findings(engine.context, answer(slow, typical), None, [])

@@ -16,13 +16,9 @@ from logscope.output.report.page import write_html
 from tests.conftest import DATA, NO_BROWSER
 from tests.test_report_html import HOSTILE, everywhere
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the playwright package is not installed"
-)
+playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
 VIEWS = {
     "light": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "light"},
@@ -44,9 +40,7 @@ class Opened:
         self.requests: list[str] = []
         self.page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}"))
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
-        self.page.on(
-            "dialog", lambda d: (self.complaints.append(f"dialog: {d.message}"), d.dismiss())
-        )
+        self.page.on("dialog", lambda d: (self.complaints.append(f"dialog: {d.message}"), d.dismiss()))
         self.page.on("request", lambda r: self.requests.append(r.url))
         self.page.goto(path.as_uri())
 
@@ -100,9 +94,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_it_opens_offline_without_a_complaint(
-    view: str, opening: Opening, report: Path, tmp_path: Path
-) -> None:
+def test_it_opens_offline_without_a_complaint(view: str, opening: Opening, report: Path, tmp_path: Path) -> None:
     opened = opening(report, **VIEWS[view])
     page = opened.drawn()
     assert opened.complaints == []
@@ -162,12 +154,8 @@ def test_a_chart_zooms_and_comes_back(opening: Opening, report: Path) -> None:
 def test_curve_and_table_show_the_same_numbers(opening: Opening, report: Path) -> None:
     page = opening(report).drawn()
     figure = page.locator("figure", has=page.locator(".plot[id^=timeline-]"))
-    rows = figure.locator("tbody tr").evaluate_all(
-        "rows => rows.map(r => [...r.cells].map(c => c.textContent))"
-    )
-    drawn = page.evaluate(
-        "document.querySelector('.plot').data.filter(t => t.name === 'Waiting')[0].y"
-    )
+    rows = figure.locator("tbody tr").evaluate_all("rows => rows.map(r => [...r.cells].map(c => c.textContent))")
+    drawn = page.evaluate("document.querySelector('.plot').data.filter(t => t.name === 'Waiting')[0].y")
     assert [float(row[2]) for row in rows] == drawn
 
 
@@ -225,15 +213,10 @@ def test_it_prints_on_paper(opening: Opening, report: Path, tmp_path: Path) -> N
 
 
 def test_hostile_text_runs_nowhere(
-    opening: Opening,
-    report_analysis: dict[str, Any],
-    report_frames: dict[str, pl.DataFrame],
-    tmp_path: Path,
+    opening: Opening, report_analysis: dict[str, Any], report_frames: dict[str, pl.DataFrame], tmp_path: Path
 ) -> None:
     frames = {
-        name: frame.with_columns(id=pl.lit(HOSTILE) + pl.col("id"))
-        if "id" in frame.columns
-        else frame
+        name: frame.with_columns(id=pl.lit(HOSTILE) + pl.col("id")) if "id" in frame.columns else frame
         for name, frame in report_frames.items()
     }
     out = tmp_path / "report.html"
@@ -251,14 +234,10 @@ def test_hostile_text_runs_nowhere(
     assert page.evaluate("document.querySelectorAll('[onerror]').length") == 0
 
 
-def test_a_hostile_script_would_be_stopped_by_the_policy(
-    opening: Opening, report: Path, tmp_path: Path
-) -> None:
+def test_a_hostile_script_would_be_stopped_by_the_policy(opening: Opening, report: Path, tmp_path: Path) -> None:
     text = report.read_text(encoding="utf-8")
     out = tmp_path / "report.html"
-    bad = (
-        "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
-    )
+    bad = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
     out.write_text(text.replace("<main", f"{bad}<main", 1), encoding="utf-8")
     opened = opening(out)
     assert opened.drawn().title() != "owned"
@@ -266,10 +245,7 @@ def test_a_hostile_script_would_be_stopped_by_the_policy(
 
 
 def test_the_script_beside_the_report_is_found(
-    opening: Opening,
-    report_analysis: dict[str, Any],
-    report_frames: dict[str, pl.DataFrame],
-    tmp_path: Path,
+    opening: Opening, report_analysis: dict[str, Any], report_frames: dict[str, pl.DataFrame], tmp_path: Path
 ) -> None:
     out = tmp_path / "report.html"
     write_html(report_analysis, report_frames, out, plotlyjs="directory")

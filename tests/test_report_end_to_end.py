@@ -18,8 +18,7 @@ EVIL = "</script></pre><img src=x onerror=alert(1)><svg onload=alert(2)>\x1b]0;o
 def report_of(log: Path, folder: Path, *options: str) -> tuple[str, dict[str, object]]:
     html, answer = folder / "report.html", folder / "answer.json"
     done = CliRunner().invoke(
-        cli,
-        ["analyze", str(log), "--html", str(html), "--json", str(answer), "--no-replay", *options],
+        cli, ["analyze", str(log), "--html", str(html), "--json", str(answer), "--no-replay", *options]
     )
     assert done.exit_code == 0, done.output
     return html.read_text(encoding="utf-8"), json.loads(answer.read_text(encoding="utf-8"))

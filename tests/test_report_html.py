@@ -17,13 +17,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.output.report.page import (
-    PLOTLY_SHA256,
-    charts,
-    plotly_script,
-    render_html,
-    write_html,
-)
+from logscope.output.report.page import PLOTLY_SHA256, charts, plotly_script, render_html, write_html
 from logscope.output.report.timeline import MAX_POINTS
 from logscope.output.report.view_advice import advice, compared
 from logscope.wording import NOT_VISIBLE, VERDICTS, seconds
@@ -75,10 +69,7 @@ def everywhere(value: Any, put: str) -> Any:
     """The value with every text replaced but those that name things of the contract."""
     if isinstance(value, dict):
         names = {"verdict", "pressure", "severity", "basis", "start", "end", "cost", "cause", "id"}
-        return {
-            k: v if k in names and isinstance(v, str) else everywhere(v, put)
-            for k, v in value.items()
-        }
+        return {k: v if k in names and isinstance(v, str) else everywhere(v, put) for k, v in value.items()}
     if isinstance(value, list):
         return [everywhere(v, put) for v in value]
     return put if isinstance(value, str) else value
@@ -91,9 +82,7 @@ def nothing_known(value: Any) -> Any:
     return [] if isinstance(value, list) else None
 
 
-def test_the_first_screen_is_the_answer(
-    report_analysis: dict[str, Any], report_frames: Frames
-) -> None:
+def test_the_first_screen_is_the_answer(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     text = render_html(report_analysis, report_frames)
     first = Outline(text[text.index("<body>") : text.index("<nav")]).text
     for part in (
@@ -109,9 +98,7 @@ def test_the_first_screen_is_the_answer(
         assert part in first
 
 
-def test_no_script_stands_before_the_end_of_the_page(
-    report_analysis: dict[str, Any], report_frames: Frames
-) -> None:
+def test_no_script_stands_before_the_end_of_the_page(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     text = render_html(report_analysis, report_frames)
     assert text.index("</footer>") < text.index("<script")
 
@@ -131,32 +118,22 @@ def test_nothing_is_loaded_and_nothing_runs_but_what_the_policy_names(
     report_analysis: dict[str, Any], report_frames: Frames
 ) -> None:
     outline = Outline(render_html(report_analysis, report_frames))
-    [policy] = [
-        a["content"] for t, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy"
-    ]
+    [policy] = [a["content"] for t, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
     for kind, rule in (("script", "script-src"), ("style", "style-src")):
-        texts = [
-            text for attrs, text in outline.raw[kind] if attrs.get("type") != "application/json"
-        ]
-        hashes = {
-            f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'"
-            for t in texts
-        }
+        texts = [text for attrs, text in outline.raw[kind] if attrs.get("type") != "application/json"]
+        hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts}
         assert set(rules[rule].split()) == hashes
     for _, attributes in outline.tags:
         assert not [name for name in attributes if name.startswith("on") or name == "style"]
-        links = [
-            v or "" for name, v in attributes.items() if name in ("src", "href", "srcset", "action")
-        ]
+        links = [v or "" for name, v in attributes.items() if name in ("src", "href", "srcset", "action")]
         assert [link for link in links if not link.startswith("#")] == []
 
 
 @pytest.mark.parametrize(
-    ("where", "address"),
-    [("cdn", "https://cdn.jsdelivr.net/npm/"), ("directory", "plotly-basic-")],
+    ("where", "address"), [("cdn", "https://cdn.jsdelivr.net/npm/"), ("directory", "plotly-basic-")]
 )
 def test_the_charts_script_can_stand_elsewhere(
     where: str, address: str, report_analysis: dict[str, Any], report_frames: Frames, tmp_path: Path
@@ -189,12 +166,7 @@ def test_the_vendored_script_is_the_one_that_was_reviewed(monkeypatch: pytest.Mo
 
 def test_a_poor_fit_is_said_aloud(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     assert "fits this log poorly" not in Outline(render_html(report_analysis, report_frames)).text
-    report_analysis["replay"]["fit"] = {
-        "running": 0.3,
-        "waiting": 0.1,
-        "kv_usage": None,
-        "generation": 0.5,
-    }
+    report_analysis["replay"]["fit"] = {"running": 0.3, "waiting": 0.1, "kv_usage": None, "generation": 0.5}
     words = Outline(render_html(report_analysis, report_frames)).text
     assert "The replay fits this log poorly (30 % on average)" in words
 
@@ -207,16 +179,12 @@ def test_a_healthy_server_is_told_why(report_analysis: dict[str, Any]) -> None:
     assert "Nothing to change." in words
 
 
-def test_the_file_is_small(
-    report_analysis: dict[str, Any], report_frames: Frames, tmp_path: Path
-) -> None:
+def test_the_file_is_small(report_analysis: dict[str, Any], report_frames: Frames, tmp_path: Path) -> None:
     write_html(report_analysis, report_frames, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 2_000_000
 
 
-def test_a_day_stays_small_and_quick(
-    report_analysis: dict[str, Any], report_frames: Frames, tmp_path: Path
-) -> None:
+def test_a_day_stays_small_and_quick(report_analysis: dict[str, Any], report_frames: Frames, tmp_path: Path) -> None:
     start, day = datetime(2026, 11, 29), 8_640
     times = [start + timedelta(seconds=10 * i) for i in range(day)]
     stats = pl.DataFrame(
@@ -236,9 +204,7 @@ def test_a_day_stays_small_and_quick(
     assert time.perf_counter() - before < 5
     assert (tmp_path / "report.html").stat().st_size < 5_000_000
     [drawn] = charts(report_analysis, frames).timelines
-    [usage] = [
-        t for t in drawn.figure["data"] if t["name"] == "KV usage" and "dash" not in t["line"]
-    ]
+    [usage] = [t for t in drawn.figure["data"] if t["name"] == "KV usage" and "dash" not in t["line"]]
     assert len(usage["x"]) <= MAX_POINTS
     assert max(usage["y"]) == 100.0
     assert any("8,640" in note for note in drawn.notes)
@@ -258,11 +224,7 @@ def test_a_number_that_is_none_is_a_gap(
 
 def test_the_comparison_is_the_advice_of_the_json(report_analysis: dict[str, Any]) -> None:
     table = compared(advice(report_analysis))
-    where = {
-        "E2E p99": ("e2e_s", "p99"),
-        "TTFT p50": ("ttft_s", "p50"),
-        "ITL p99": ("itl_s", "p99"),
-    }
+    where = {"E2E p99": ("e2e_s", "p99"), "TTFT p50": ("ttft_s", "p50"), "ITL p99": ("itl_s", "p99")}
     for name, (key, quantile) in where.items():
         column = table.names.index(name)
         assert table.now[column] == seconds(report_analysis["advice"][0]["baseline"][key][quantile])
@@ -271,13 +233,9 @@ def test_the_comparison_is_the_advice_of_the_json(report_analysis: dict[str, Any
         ]
 
 
-def test_without_a_replay_its_sections_are_absent(
-    report_analysis: dict[str, Any], report_frames: Frames
-) -> None:
+def test_without_a_replay_its_sections_are_absent(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     frames = {"stats": report_frames["stats"]}
-    report_analysis.update(
-        replay=None, spikes=[], advice=[], ledger=nothing_known(report_analysis["ledger"])
-    )
+    report_analysis.update(replay=None, spikes=[], advice=[], ledger=nothing_known(report_analysis["ledger"]))
     report_analysis["engines"][0].update(replay=None, spikes=[])
     outline = Outline(render_html(report_analysis, frames))
     ids = {a.get("id") for _, a in outline.tags}
@@ -296,9 +254,7 @@ def test_what_is_unknown_says_so(verdict: str, report_analysis: dict[str, Any]) 
         assert VERDICTS[verdict].title in words
 
 
-def test_every_number_of_the_advice_is_on_the_page(
-    report_analysis: dict[str, Any], report_frames: Frames
-) -> None:
+def test_every_number_of_the_advice_is_on_the_page(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     words = Outline(render_html(report_analysis, report_frames)).text
     for advised in report_analysis["advice"]:
         for side in (advised["baseline"], advised["scenario"]):
@@ -308,9 +264,7 @@ def test_every_number_of_the_advice_is_on_the_page(
         assert advised["trade"] in words
 
 
-def test_evidence_names_its_source_and_line(
-    report_analysis: dict[str, Any], report_frames: Frames
-) -> None:
+def test_evidence_names_its_source_and_line(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     words = Outline(render_html(report_analysis, report_frames)).text
     for finding in report_analysis["findings"]:
         assert finding["title"] in words
@@ -325,9 +279,7 @@ def test_several_engines_have_a_table_and_a_timeline_each(
     report_analysis["engines"] = [{**copy.deepcopy(engine), "engine_index": i} for i in range(6)]
     report_analysis["worst_engine"] = 2
     stats = report_frames["stats"]
-    frames = {
-        "stats": pl.concat([stats.with_columns(engine_index=pl.lit(i, pl.Int64)) for i in range(6)])
-    }
+    frames = {"stats": pl.concat([stats.with_columns(engine_index=pl.lit(i, pl.Int64)) for i in range(6)])}
     drawn = charts(report_analysis, frames)
     assert drawn.timelines[0].id == "timeline-0-0-2"
     assert (len(drawn.timelines), drawn.omitted) == (4, 2)
@@ -338,9 +290,7 @@ def test_several_engines_have_a_table_and_a_timeline_each(
 
 def test_hostile_text_stays_text(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     frames = {
-        name: frame.with_columns(id=pl.lit(HOSTILE) + pl.col("id"))
-        if "id" in frame.columns
-        else frame
+        name: frame.with_columns(id=pl.lit(HOSTILE) + pl.col("id")) if "id" in frame.columns else frame
         for name, frame in report_frames.items()
     }
     text = render_html(everywhere(report_analysis, HOSTILE), frames)
@@ -353,12 +303,8 @@ def test_hostile_text_stays_text(report_analysis: dict[str, Any], report_frames:
     assert text.count("<script") == text.count("</script>")
 
 
-def test_the_same_input_gives_the_same_file(
-    report_analysis: dict[str, Any], report_frames: Frames
-) -> None:
-    assert render_html(report_analysis, report_frames) == render_html(
-        report_analysis, report_frames
-    )
+def test_the_same_input_gives_the_same_file(report_analysis: dict[str, Any], report_frames: Frames) -> None:
+    assert render_html(report_analysis, report_frames) == render_html(report_analysis, report_frames)
 
 
 def test_a_crash_leaves_the_old_report(

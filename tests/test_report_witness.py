@@ -26,17 +26,11 @@ LATENCY = {
 }
 ENGINE = {
     "replay": {"requests": 200},
-    "ledger": {
-        "total_s": {"queued_for_kv": 600.0, "queued_for_seat": 100.0, "queued_for_budget": 20.0}
-    },
+    "ledger": {"total_s": {"queued_for_kv": 600.0, "queued_for_seat": 100.0, "queued_for_budget": 20.0}},
 }
 ANALYSIS: dict[str, Any] = {
     "witness": {"metrics": METRICS, "latencies": None, "notes": ["<b>a note</b>"]},
-    "preemptions": {
-        "basis": "measured",
-        "value": 63.0,
-        "inferred": {"low": 50.0, "value": 70.0, "high": 90.0},
-    },
+    "preemptions": {"basis": "measured", "value": 63.0, "inferred": {"low": 50.0, "value": 70.0, "high": 90.0}},
     "latency": LATENCY,
     "engines": [ENGINE],
 }
@@ -72,8 +66,7 @@ def test_what_no_witness_measured_has_no_row(changes: dict[str, Any], missing: s
 
 def test_without_a_replay_nothing_stands_beside() -> None:
     told = rows(
-        preemptions={"basis": "measured", "value": 63.0, "inferred": None},
-        engines=[{**ENGINE, "replay": None}],
+        preemptions={"basis": "measured", "value": 63.0, "inferred": None}, engines=[{**ENGINE, "replay": None}]
     )
     assert told["Preemptions"] == ("63", "–", "")
     assert told["Mean time in the queue"] == ("3.0 s", "–", "")

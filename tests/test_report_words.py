@@ -84,11 +84,7 @@ def test_other_numbers(printed: str, expected: str) -> None:
     ("start", "end", "printed"),
     [
         ("2026-11-29T23:56:30", "2026-11-29T23:59:54", "29 Nov 2026, 23:56:30 to 23:59:54 (204 s)"),
-        (
-            "2026-12-31T23:59:00",
-            "2027-01-01T00:01:00",
-            "31 Dec 2026, 23:59:00 to 1 Jan 2027, 00:01:00 (120 s)",
-        ),
+        ("2026-12-31T23:59:00", "2027-01-01T00:01:00", "31 Dec 2026, 23:59:00 to 1 Jan 2027, 00:01:00 (120 s)"),
         ("2026-11-29T23:56:30Z", None, "29 Nov 2026, 23:56:30"),
         (None, None, NOT_VISIBLE),
         ("rubbish", None, NOT_VISIBLE),
@@ -100,10 +96,7 @@ def test_a_period(start: str | None, end: str | None, printed: str) -> None:
 
 def test_every_cause_has_words_and_every_label_a_name() -> None:
     assert set(LOST_TO) <= set(VERDICTS)
-    assert {label for labels in LOST_TO.values() for label in labels} | {
-        "prefill",
-        "decode",
-    } == set(LEDGER_LABELS)
+    assert {label for labels in LOST_TO.values() for label in labels} | {"prefill", "decode"} == set(LEDGER_LABELS)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +134,7 @@ def test_control_characters_are_shown_not_obeyed(text: str, shown: str) -> None:
             ["192.0.2.7", "51908"],
             ["POST /v1/completions", "200 OK"],
         ),
-        (
-            'INFO:     2001:db8::7:51908 - "GET /health HTTP/1.1" 200 OK',
-            ["2001:db8"],
-            ["GET /health"],
-        ),
+        ('INFO:     2001:db8::7:51908 - "GET /health HTTP/1.1" 200 OK', ["2001:db8"], ["GET /health"]),
     ],
 )
 def test_prompts_and_clients_are_left_out(line: str, gone: list[str], kept: list[str]) -> None:
@@ -154,20 +143,14 @@ def test_prompts_and_clients_are_left_out(line: str, gone: list[str], kept: list
     assert [word for word in kept if word not in shown] == []
 
 
-@pytest.mark.parametrize(
-    "piece", ["prompt: ", "output: ", "prompt_token_ids: [", "INFO:   ", ", params: ", "1.1.1.1:"]
-)
+@pytest.mark.parametrize("piece", ["prompt: ", "output: ", "prompt_token_ids: [", "INFO:   ", ", params: ", "1.1.1.1:"])
 def test_hostile_lines_take_no_time(piece: str) -> None:
     before = time.perf_counter()
     redacted(piece * (1_000_000 // len(piece)))
     assert time.perf_counter() - before < 1
 
 
-@given(
-    st.recursive(
-        st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
-    )
-)
+@given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
 def test_json_in_a_script_cannot_leave_it(value: object) -> None:
     text = script_json(value)
     assert not set("<>&\u2028\u2029") & set(text)
@@ -189,9 +172,7 @@ VALUES = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=400)
 
 
 @given(VALUES, st.integers(4, 80))
-def test_a_thinned_series_keeps_its_ends_and_extremes(
-    values: list[float | None], limit: int
-) -> None:
+def test_a_thinned_series_keeps_its_ends_and_extremes(values: list[float | None], limit: int) -> None:
     kept = keep_extremes(values, limit)
     known = [v for v in values if v is not None]
     assert kept == sorted(set(kept))
@@ -208,16 +189,10 @@ def test_a_limit_too_small_for_the_extremes_is_refused() -> None:
 
 
 def test_the_ledgers_bars_have_one_scale_and_their_own_parts() -> None:
-    ledger = {
-        "slow_s": {"queued_for_kv": 6.0, "decode": 2.0, "recompute": None},
-        "typical_s": {"decode": 4.0},
-    }
+    ledger = {"slow_s": {"queued_for_kv": 6.0, "decode": 2.0, "recompute": None}, "typical_s": {"decode": 4.0}}
     slow, typical = ledger_bars(ledger)
     assert (slow.name, slow.whole.replace("\u00a0", " ")) == ("Slow requests", "8.0 s")
     assert (typical.name, typical.whole.replace("\u00a0", " ")) == ("Typical requests", "4.0 s")
-    assert [s[:3] for s in slow.segments] == [
-        ("queued_for_kv", 0.0, 750.0),
-        ("decode", 750.0, 250.0),
-    ]
+    assert [s[:3] for s in slow.segments] == [("queued_for_kv", 0.0, 750.0), ("decode", 750.0, 250.0)]
     assert [s[:3] for s in typical.segments] == [("decode", 0.0, 500.0)]
     assert ledger_bars({}) == ledger_bars({"slow_s": {}, "typical_s": None}) == []

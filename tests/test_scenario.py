@@ -18,9 +18,7 @@ MEMORY = [
 
 
 def facts(tmp_path: Path, *lines: str, version: str = "0.32.0") -> EngineFacts:
-    data = parsed(
-        tmp_path, [*v1_start(version=version, tokens=80_000), *lines, stats_v1(10, 4, 0, 5.0)]
-    )
+    data = parsed(tmp_path, [*v1_start(version=version, tokens=80_000), *lines, stats_v1(10, 4, 0, 5.0)])
     return engine_logs(data.frames)[0].facts
 
 

@@ -10,31 +10,19 @@ from tests.logs import access, document, ids, stats_v0, stats_v1, v0_warning, v1
 
 
 @pytest.mark.parametrize(("waiting", "stalled"), [(6, True), (0, False)])
-def test_silence_with_a_queue_is_a_stall_and_without_one_idleness(
-    tmp_path: Path, waiting: int, stalled: bool
-) -> None:
-    lines = [
-        *v1_start(),
-        stats_v1(10, 4, 0, 10.0),
-        stats_v1(20, 0, waiting, 0.0, generation=0.0),
-    ] + [access()] * 54
+def test_silence_with_a_queue_is_a_stall_and_without_one_idleness(tmp_path: Path, waiting: int, stalled: bool) -> None:
+    lines = [*v1_start(), stats_v1(10, 4, 0, 10.0), stats_v1(20, 0, waiting, 0.0, generation=0.0)] + [access()] * 54
     assert (document(tmp_path, lines)["verdict"] == "engine-stall") is stalled
 
 
 @pytest.mark.parametrize(("waiting", "stalled"), [(6, True), (1, True), (0, False)])
 def test_a_gap_between_statistics(tmp_path: Path, waiting: int, stalled: bool) -> None:
-    lines = [
-        *v1_start(),
-        stats_v1(10, 0, waiting, 3.0, generation=0.0),
-        stats_v1(550, 0, waiting, 3.0, generation=0.0),
-    ]
+    lines = [*v1_start(), stats_v1(10, 0, waiting, 3.0, generation=0.0), stats_v1(550, 0, waiting, 3.0, generation=0.0)]
     assert (document(tmp_path, lines)["verdict"] == "engine-stall") is stalled
 
 
 @pytest.mark.parametrize(("silence", "stalled"), [(170, False), (190, True)])
-def test_what_is_a_gap_goes_by_the_interval_of_the_log(
-    tmp_path: Path, silence: int, stalled: bool
-) -> None:
+def test_what_is_a_gap_goes_by_the_interval_of_the_log(tmp_path: Path, silence: int, stalled: bool) -> None:
     every = [stats_v1(60 * i, 2, 3, 3.0) for i in range(1, 7)]
     late = stats_v1(360 + silence, 2, 3, 3.0, generation=0.0)
     found = ids(document(tmp_path, [*v1_start(), *every, late]))
@@ -44,14 +32,7 @@ def test_what_is_a_gap_goes_by_the_interval_of_the_log(
 def test_out_of_memory_beside_preemptions(tmp_path: Path) -> None:
     oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.25 GiB. GPU 0 has a total capacity of 79.11 GiB of which 812.38 MiB is free."
     found = document(
-        tmp_path,
-        [
-            stats_v0(0, 8, 3, 99.0),
-            v0_warning(10, 1),
-            v0_warning(11, 51),
-            oom,
-            stats_v0(20, 8, 3, 99.0),
-        ],
+        tmp_path, [stats_v0(0, 8, 3, 99.0), v0_warning(10, 1), v0_warning(11, 51), oom, stats_v0(20, 8, 3, 99.0)]
     )
     assert found["verdict"] == "runtime-oom"
     assert {"runtime-oom", "kv-preemption"} <= ids(found)
@@ -76,9 +57,7 @@ def test_a_clean_stop_of_0_32_is_no_crash(tmp_path: Path, sample_under_pressure:
 
     data = read_log(expand([str(sample_under_pressure)]), Span())
     assert "runtime" in data.frames
-    assert not [
-        f for f in analyze(data, replay=False).engines[0].findings if f.id == "engine-crash"
-    ]
+    assert not [f for f in analyze(data, replay=False).engines[0].findings if f.id == "engine-crash"]
 
 
 def test_a_dead_engine_is_a_crash(tmp_path: Path) -> None:
@@ -148,9 +127,7 @@ def test_a_crash_names_what_the_engine_died_of(tmp_path: Path, message: str, sai
 
 
 @pytest.mark.parametrize(("probes", "stalled"), [(60, True), (25, False)])
-def test_probes_tell_the_time_when_nothing_else_does(
-    tmp_path: Path, probes: int, stalled: bool
-) -> None:
+def test_probes_tell_the_time_when_nothing_else_does(tmp_path: Path, probes: int, stalled: bool) -> None:
     lines = v1_start()
     for i in range(1, 7):  # five probes in each interval of 10 s
         lines += [stats_v1(10 * i, 4, 2, 30.0), *[access()] * 5]

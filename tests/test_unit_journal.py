@@ -63,12 +63,7 @@ ENTRIES = [
 
 def append(path: Path, *entries: str) -> None:
     assert REMOTE is not None
-    subprocess.run(
-        [REMOTE, "-o", str(path), "-"],
-        input="".join(entries).encode(),
-        check=True,
-        capture_output=True,
-    )
+    subprocess.run([REMOTE, "-o", str(path), "-"], input="".join(entries).encode(), check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -81,9 +76,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tools = tmp_path / "tools"
     tools.mkdir()
     ours = tools / "journalctl"
-    ours.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec {JOURNALCTL} --file={path} "$@"\n'
-    )
+    ours.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec {JOURNALCTL} --file={path} "$@"\n')
     ours.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("TZ", "UTC")

@@ -12,14 +12,7 @@ from logscope.log.frames import read_log
 from logscope.log.span import Span
 from logscope.output.json import analysis_document
 from logscope.server.settings import gather
-from logscope.server.unsupported import (
-    DECLINED,
-    DIFFUSION,
-    POOLING,
-    STATE_LAYERS,
-    WINDOW_LAYERS,
-    widened,
-)
+from logscope.server.unsupported import DECLINED, DIFFUSION, POOLING, STATE_LAYERS, WINDOW_LAYERS, widened
 from parsers.sources.source import expand
 from tests.logs import access, analysed, parsed, stats_v0, stats_v1, v1_start
 
@@ -28,7 +21,9 @@ INFO = "(APIServer pid=1) INFO 05-09 00:49:02 [x.py:1] "
 WARNING = INFO.replace("INFO", "WARNING")
 ENGINE = "INFO 05-09 00:49:01 [llm_engine.py:1] Initializing a V0 LLM engine (v0.8.5) with config: model='m', max_seq_len=4096, "
 RECEIVED = "INFO 05-09 00:49:12 [logger.py:40] Received request c-1: params: "
-SAMPLING = "SamplingParams(n=1, temperature=0.0, stop=['guided_decoding=GuidedDecoding'], max_tokens=16, guided_decoding=None)"
+SAMPLING = (
+    "SamplingParams(n=1, temperature=0.0, stop=['guided_decoding=GuidedDecoding'], max_tokens=16, guided_decoding=None)"
+)
 STATS = [stats_v1(10 * i, 4, 0, 30.0) for i in range(1, 4)]
 
 
@@ -105,10 +100,7 @@ def test_a_plain_server_has_none(tmp_path: Path, lines: list[str]) -> None:
 
 
 def test_hybrid_layers_that_vllm_made_alike_are_one_group(tmp_path: Path) -> None:
-    lines = served(
-        INFO + "Resolved architecture: GptOssForCausalLM",
-        args=", 'disable_hybrid_kv_cache_manager': True",
-    )
+    lines = served(INFO + "Resolved architecture: GptOssForCausalLM", args=", 'disable_hybrid_kv_cache_manager': True")
     assert named(tmp_path, lines) == ()
 
 
@@ -181,11 +173,7 @@ def test_the_declined_are_of_another_kind() -> None:
 def test_a_setting_that_is_no_number_is_not_known() -> None:
     """A damaged line, or a client's text where vLLM prints a number."""
     rows = [
-        {
-            "decode_context_parallel_size": "</script>",
-            "num_scheduler_steps": "8",
-            "swap_space": True,
-        },
+        {"decode_context_parallel_size": "</script>", "num_scheduler_steps": "8", "swap_space": True},
         {"num_cpu_blocks": "inf", "total_gpu_gib": 79.2, "max_num_seqs": "inf", "device": "cuda"},
     ]
     found = gather(rows)

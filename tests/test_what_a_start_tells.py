@@ -17,12 +17,7 @@ def test_several_api_servers_print_no_statistics(tmp_path: Path) -> None:
 
 
 def test_two_starts_are_two_runs(tmp_path: Path) -> None:
-    lines = [
-        *v1_start(0, pid=1),
-        stats_v1(10, 1, 0, 1.0),
-        *v1_start(100, pid=50),
-        stats_v1(120, 2, 0, 2.0),
-    ]
+    lines = [*v1_start(0, pid=1), stats_v1(10, 1, 0, 1.0), *v1_start(100, pid=50), stats_v1(120, 2, 0, 2.0)]
     found = document(tmp_path, lines)
     assert [(e["server"], e["run"]) for e in found["engines"]] == [(0, 0), (0, 1)]
 
@@ -84,9 +79,7 @@ def test_the_budget_that_a_server_chose_tells_its_default_of_seats(
         (None, ("vLLM 0.10.1 and later: start with --enable-log-requests, older ones: start without --disable-log-requests", "vLLM 0.14.0 and later: start with --enable-logging-iteration-details")),
     ],
 )  # fmt: skip
-def test_a_hint_names_the_flag_of_the_version(
-    tmp_path: Path, version: str | None, hints: tuple[str, ...]
-) -> None:
+def test_a_hint_names_the_flag_of_the_version(tmp_path: Path, version: str | None, hints: tuple[str, ...]) -> None:
     start = [] if version is None else v1_start(version=version)
     found = document(tmp_path, [*start, stats_v1(10, 4, 0, 10.0), stats_v1(20, 4, 0, 10.0)])
     titles = [f["title"] for f in found["findings"] if f["id"] == "coverage"]
@@ -116,9 +109,7 @@ def test_a_length_that_vllm_did_not_estimate_is_whole_blocks(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fits", "block", "basis"), [("6.25", 32, "measured"), ("3.13", 16, "measured"), ("4.00", 16, "default")]
 )  # fmt: skip
-def test_the_block_size_follows_from_how_many_requests_fit(
-    tmp_path: Path, fits: str, block: int, basis: str
-) -> None:
+def test_the_block_size_follows_from_how_many_requests_fit(tmp_path: Path, fits: str, block: int, basis: str) -> None:
     lines = [
         "INFO 05-09 00:49:03 [llm_engine.py:240] Initializing a V0 LLM engine (v0.8.5) with config: model='m', max_seq_len=32000",
         "INFO 05-09 00:49:09 [executor_base.py:112] # cuda blocks: 6250, # CPU blocks: 2048",
@@ -126,9 +117,4 @@ def test_the_block_size_follows_from_how_many_requests_fit(
     ]
     (engine,) = document(tmp_path, lines)["engines"]
     assert (engine["config"]["block_size"], engine["config_basis"]["block_size"]) == (block, basis)
-    assert engine["kv_cache"] == {
-        "tokens": 6250 * block,
-        "num_blocks": 6250,
-        "block_size": block,
-        "bytes": None,
-    }
+    assert engine["kv_cache"] == {"tokens": 6250 * block, "num_blocks": 6250, "block_size": block, "bytes": None}

@@ -96,17 +96,11 @@ def small_disk() -> None:
 
 
 @pytest.mark.parametrize(("option", "name"), [("--json", "a.json"), ("--html", "a.html")])
-def test_a_full_disk_leaves_the_file_that_was_there(
-    option: str, name: str, server_log: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_leaves_the_file_that_was_there(option: str, name: str, server_log: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / name).write_text("the old one")
-    told(
-        run("analyze", server_log, "--no-replay", option, out / name, before=small_disk),
-        UNWRITTEN,
-        name,
-    )
+    told(run("analyze", server_log, "--no-replay", option, out / name, before=small_disk), UNWRITTEN, name)
     assert (out / name).read_text() == "the old one"
     assert left_in(out) == {name}
 
@@ -223,17 +217,10 @@ def test_a_folder_that_must_not_be_written_to(open_folder: Path) -> None:
 
 def test_a_folder_that_is_not_there(server_log: Path, tmp_path: Path) -> None:
     missing = tmp_path / "nowhere" / "a.json"
-    told(
-        run("analyze", server_log, "--no-replay", "--json", missing),
-        UNWRITTEN,
-        "no such",
-        str(missing),
-    )
+    told(run("analyze", server_log, "--no-replay", "--json", missing), UNWRITTEN, "no such", str(missing))
 
 
-@pytest.mark.parametrize(
-    "verb", ["parse", "analyze --no-replay", "analyze --no-replay --json -", "formats"]
-)
+@pytest.mark.parametrize("verb", ["parse", "analyze --no-replay", "analyze --no-replay --json -", "formats"])
 def test_a_reader_that_goes_away(verb: str, server_log: Path) -> None:
     name = "" if verb == "formats" else str(server_log)
     script = f"{sys.executable} -m logscope {verb} {name} | true; exit ${{PIPESTATUS[0]}}"
@@ -309,12 +296,7 @@ def test_a_decompression_bomb_is_not_read_to_its_end(
 
     import zstandard
 
-    press = {
-        "gzip": gzip.compress,
-        "zstd": zstandard.compress,
-        "xz": lzma.compress,
-        "bzip2": bz2.compress,
-    }
+    press = {"gzip": gzip.compress, "zstd": zstandard.compress, "xz": lzma.compress, "bzip2": bz2.compress}
     monkeypatch.setattr(decompress, "BOMB_BYTES", 1 << 20)
     stream = io.BytesIO(press[kind](b"a\n" * (6 << 20)))
     given = 0

@@ -51,9 +51,7 @@ class _Outputs:
     workload: Path | None
     trace: Path | None
 
-    def write(
-        self, found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]]
-    ) -> None:
+    def write(self, found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
         """Write them all; raises OSError where one cannot be."""
         from logscope.output.files import write_frames, write_replay_trace, write_workload
 
@@ -130,9 +128,7 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @no_replay_option("Look at the log alone: no inference, no latencies.")
 @seed_option
 @click.option(
-    "--fail-on",
-    type=click.Choice(["warning", "critical"]),
-    help="Exit with status 1 where a finding is as severe.",
+    "--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with status 1 where a finding is as severe."
 )
 @click.option(
     "--metrics",
@@ -217,9 +213,7 @@ def command(
                 "nothing in this log lies between --since and --until; what follows is from the server's start lines alone"
             )
         with progress_bar(quiet=display.quiet, color=display.color) as progress:
-            found = analyze_on(
-                executor, data, given=given, replay=not no_replay, seed=seed, progress=progress
-            )
+            found = analyze_on(executor, data, given=given, replay=not no_replay, seed=seed, progress=progress)
     if clients is not None or counters is not None:
         from logscope.witness.attach import witnessed
 
@@ -229,17 +223,13 @@ def command(
     outputs.write(found, document, rows)
     if outputs.json != "-":
         _print(found, document, rows, display)
-    if fail_on is not None and any(
-        f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]
-    ):
+    if fail_on is not None and any(f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]):
         ctx.exit(1)
     if partly_read(data.coverage):
         ctx.exit(4)
 
 
-def _print(
-    found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display
-) -> None:
+def _print(found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display) -> None:
     from logscope.output.terminal.answer import print_answer
 
     if len(rows) > 1:

@@ -106,7 +106,5 @@ def main(args: Sequence[str] | None = None) -> Any:
     except Exception as error:
         if os.environ.get("LOGSCOPE_DEBUG"):
             raise
-        remark(
-            f"a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it"
-        )
+        remark(f"a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it")
         sys.exit(INTERNAL)

@@ -38,10 +38,7 @@ def command(family: str | None, json_target: str | None) -> None:
     """
     known = [format_ for format_ in FORMATS if family in (None, format_.family)]
     if json_target is not None:
-        write_json(
-            json.dumps([format_object(format_) for format_ in known], ensure_ascii=False, indent=1),
-            json_target,
-        )
+        write_json(json.dumps([format_object(format_) for format_ in known], ensure_ascii=False, indent=1), json_target)
         return
     width = shutil.get_terminal_size((120, 24)).columns
     for line in _lines(known):

@@ -68,9 +68,7 @@ class Reading:
 
 source_argument = click.argument("sources", nargs=-1, metavar="[SOURCE]...")
 
-seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Same input and seed, same output."
-)
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Same input and seed, same output.")
 
 state_option = click.option(
     "--state",
@@ -80,11 +78,7 @@ state_option = click.option(
 )
 
 unit_option = click.option(
-    "--unit",
-    "units",
-    multiple=True,
-    metavar="NAME",
-    help="Read a systemd unit's journal (runs journalctl).",
+    "--unit", "units", multiple=True, metavar="NAME", help="Read a systemd unit's journal (runs journalctl)."
 )
 
 _year_option = click.option(
@@ -105,14 +99,7 @@ def trace_option(help_text: str) -> Decorator:
 
 def settings_option(help_text: str, *, required: bool = False) -> Decorator:
     """`--set`, as `settings`: see `given_settings`."""
-    return click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        required=required,
-        metavar="KEY=VALUE",
-        help=help_text,
-    )
+    return click.option("--set", "settings", multiple=True, required=required, metavar="KEY=VALUE", help=help_text)
 
 
 def no_replay_option(help_text: str) -> Decorator:
@@ -134,12 +121,7 @@ def reading_options(function: Command) -> Command:
 
     @wraps(function)
     def gathered(
-        *args: Any,
-        since: Moment | None,
-        until: Moment | None,
-        timezone: str | None,
-        year: int | None,
-        **others: Any,
+        *args: Any, since: Moment | None, until: Moment | None, timezone: str | None, year: int | None, **others: Any
     ) -> Any:
         return function(*args, reading=Reading(Span(since, until, timezone), year), **others)
 
@@ -151,12 +133,7 @@ def reading_options(function: Command) -> Command:
             metavar="TIME",
             help="Leave out what is before: ISO, today, or -2h (before the end of the log).",
         ),
-        click.option(
-            "--until",
-            type=MomentType(),
-            metavar="TIME",
-            help="Leave out what is at or after this time.",
-        ),
+        click.option("--until", type=MomentType(), metavar="TIME", help="Leave out what is at or after this time."),
         _zone_option("Zone of --since/--until, which then look at the envelope's clock."),
         _year_option,
     )
@@ -173,12 +150,7 @@ def display_options(function: Command) -> Command:
         gathered,
         click.option("-q", "--quiet", is_flag=True, help="Results only: no notes, no progress."),
         click.option("-v", "--verbose", is_flag=True, help="More detail."),
-        click.option(
-            "--color",
-            type=click.Choice(["auto", "always", "never"]),
-            default="auto",
-            show_default=True,
-        ),
+        click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True),
     )
 
 

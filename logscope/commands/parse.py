@@ -45,14 +45,8 @@ __all__ = ["command"]
     metavar="DIR",
     help="Write one Parquet file a family instead.",
 )
-@click.option(
-    "--all", "keep_other", is_flag=True, help="Also every other vLLM record, as family `other`."
-)
-@click.option(
-    "--include-prompts",
-    is_flag=True,
-    help="Keep prompts, token ids and outputs (left out otherwise).",
-)
+@click.option("--all", "keep_other", is_flag=True, help="Also every other vLLM record, as family `other`.")
+@click.option("--include-prompts", is_flag=True, help="Keep prompts, token ids and outputs (left out otherwise).")
 @state_option
 @unit_option
 @reading_options
@@ -150,9 +144,7 @@ def _write_parquet(events: Iterable[Event], folder: Path) -> None:
         files.finish()
 
 
-def _write_frames(
-    sources: Sequence[Any], coverage: Coverage, folder: Path, *, year: int | None, keep: Keep
-) -> None:
+def _write_frames(sources: Sequence[Any], coverage: Coverage, folder: Path, *, year: int | None, keep: Keep) -> None:
     """All events of the sources, the common lines of plain logs in bulk."""
     from logscope.log.stored_rows import FrameFiles
     from parsers.reading.in_bulk import read_frames

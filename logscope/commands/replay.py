@@ -38,15 +38,10 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @settings_option("Change a setting of the scheduler, or arrival_scale=2 for twice the load.")
 @click.option(
-    "--steps-dir",
-    type=_FOLDER,
-    metavar="DIR",
-    help="Write each step's decisions to DIR/<folder>__<name>.jsonl.",
+    "--steps-dir", type=_FOLDER, metavar="DIR", help="Write each step's decisions to DIR/<folder>__<name>.jsonl."
 )
 @json_option("Write the results as JSON.")
-@click.option(
-    "--frames", type=_FOLDER, metavar="DIR", help="Write steps.parquet and requests.parquet."
-)
+@click.option("--frames", type=_FOLDER, metavar="DIR", help="Write steps.parquet and requests.parquet.")
 @trace_option("Write a trace for Perfetto or chrome://tracing (one workload).")
 @display_options
 @click.pass_context
@@ -106,9 +101,7 @@ def _tell(path: Path, result: JobResult, display: Display) -> None:
         display.note(f"{path}: the replay ends early: {result.error}")
 
 
-def _write(
-    results: list[JobResult], json_target: str | None, frames: Path | None, color: str
-) -> None:
+def _write(results: list[JobResult], json_target: str | None, frames: Path | None, color: str) -> None:
     from logscope.output.files import print_results, results_json, write_replay_frames
 
     if frames is not None and results:

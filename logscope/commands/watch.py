@@ -28,11 +28,7 @@ class _Stopped(BaseException):
 @click.argument("source", required=False, metavar="[SOURCE]")
 @click.option("--unit", metavar="NAME", help="Follow a systemd unit's journal (runs journalctl).")
 @json_option("Write one JSON object a line, as it happens.")
-@click.option(
-    "--new",
-    is_flag=True,
-    help="Tell only what happens from now on; what is there is read all the same.",
-)
+@click.option("--new", is_flag=True, help="Tell only what happens from now on; what is there is read all the same.")
 @clock_options
 @display_options
 def command(
@@ -68,9 +64,7 @@ def command(
     coverage, monitor = Coverage(sources=[name]), Monitor()
     stopped = False
     with ExitStack() as stack:
-        chunks = stack.enter_context(
-            open_unit(unit) if unit is not None else open_source(name, time.sleep)
-        )
+        chunks = stack.enter_context(open_unit(unit) if unit is not None else open_source(name, time.sleep))
         screen = _screen(monitor, name, json_target, display)
         stack.enter_context(screen)
         teller = Teller(monitor, screen, _out(stack, json_target), told=not new)

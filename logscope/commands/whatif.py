@@ -84,11 +84,7 @@ def command(
     except SettingError as error:
         raise click.UsageError(str(error)) from None
     document = whatif_document(
-        worst.log.facts,
-        changes,
-        worst.answer.predict(None),
-        worst.answer.predict(scenario),
-        scenario.notes,
+        worst.log.facts, changes, worst.answer.predict(None), worst.answer.predict(scenario), scenario.notes
     )
     if json_target is not None:
         write_document(document, json_target)

@@ -92,9 +92,7 @@ def advise(
     return sorted(found, key=lambda a: (a.candidate.cost != "free", -a.score)), first, free
 
 
-def _possible(
-    facts: EngineFacts, tried: Sequence[Candidate]
-) -> Iterator[tuple[Candidate, Scenario]]:
+def _possible(facts: EngineFacts, tried: Sequence[Candidate]) -> Iterator[tuple[Candidate, Scenario]]:
     for candidate in tried:
         try:
             scenario = scenario_of(facts, candidate.changes)
@@ -111,10 +109,7 @@ def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
         if a is None or b is None or a <= 0:
             return None
         changes[name] = (a, b)
-    flow_a, flow_b = (
-        before["generation_tokens_per_s"] or 0.0,
-        after["generation_tokens_per_s"] or 0.0,
-    )
+    flow_a, flow_b = (before["generation_tokens_per_s"] or 0.0, after["generation_tokens_per_s"] or 0.0)
     if flow_b < (1 - MAX_LOSS / 2) * flow_a:
         return None
     helps = any(b < (1 - MIN_GAIN) * a and a - b >= MIN_SECONDS for a, b in changes.values())
@@ -123,14 +118,10 @@ def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
         return None
     (e2e_a, e2e_b), (ttft_a, ttft_b) = changes["e2e_s"], changes["ttft_s"]
     floor = MIN_SECONDS
-    return math.log((e2e_a + floor) / (e2e_b + floor)) + 0.5 * math.log(
-        (ttft_a + floor) / (ttft_b + floor)
-    )
+    return math.log((e2e_a + floor) / (e2e_b + floor)) + 0.5 * math.log((ttft_a + floor) / (ttft_b + floor))
 
 
-def overloaded(
-    baseline: Mapping[str, Any], free: Sequence[Mapping[str, Any]], arrivals_s: float
-) -> bool:
+def overloaded(baseline: Mapping[str, Any], free: Sequence[Mapping[str, Any]], arrivals_s: float) -> bool:
     """Whether work is offered faster than it is done under every free setting: even the best replay ends long after the last arrival."""
     if arrivals_s <= 0 or not free:
         return False
@@ -184,10 +175,7 @@ def _start(facts: EngineFacts, finding: Finding) -> list[Candidate]:
 
 def _memory(facts: EngineFacts) -> list[Candidate]:
     found = []
-    share, budget = (
-        facts.config.get("gpu_memory_utilization"),
-        facts.config.get("max_num_batched_tokens"),
-    )
+    share, budget = (facts.config.get("gpu_memory_utilization"), facts.config.get("max_num_batched_tokens"))
     if share and share - LESS_MEMORY > 0:
         found.append(
             Candidate(

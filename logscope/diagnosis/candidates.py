@@ -53,8 +53,7 @@ def candidates(context: Context, verdict: str, *, out_of_memory: bool) -> list[C
 
 def _possible(facts: EngineFacts, candidate: Candidate) -> bool:
     return all(
-        name in ("num_blocks", "replicas")
-        or flag_for(name, facts.version, engine=facts.engine) is not None
+        name in ("num_blocks", "replicas") or flag_for(name, facts.version, engine=facts.engine) is not None
         for name in candidate.changes
     )
 
@@ -95,9 +94,7 @@ def _profiled_blocks(context: Context) -> int | None:
     sizing = context.log.get("kv_sizing")
     if sizing is None or "num_gpu_blocks_override" not in sizing.columns:
         return None
-    rows = sizing.filter(
-        pl.col("num_gpu_blocks_override").is_not_null() & pl.col("num_gpu_blocks").is_not_null()
-    )
+    rows = sizing.filter(pl.col("num_gpu_blocks_override").is_not_null() & pl.col("num_gpu_blocks").is_not_null())
     return int(rows["num_gpu_blocks"][-1]) if rows.height else None
 
 
@@ -150,10 +147,7 @@ def _watermark(facts: EngineFacts) -> Iterator[Candidate]:
 
 
 def _smaller_budget(facts: EngineFacts, verdict: str) -> Iterator[Candidate]:
-    budget, seats = (
-        facts.config.get("max_num_batched_tokens"),
-        facts.config.get("max_num_seqs") or 1,
-    )
+    budget, seats = (facts.config.get("max_num_batched_tokens"), facts.config.get("max_num_seqs") or 1)
     if not budget or facts.config.get("enable_chunked_prefill") is False:
         return
     for share in (2, 4) if verdict == "prefill-interference" else (2,):
@@ -191,8 +185,5 @@ def _gpus(facts: EngineFacts) -> Iterator[Candidate]:
             f"{ranks} more GPU{'s' if ranks > 1 else ''}; the ranks wait for each other.",
         )
     yield Candidate(
-        {"replicas": 2},
-        "gpu",
-        "A second copy of the server takes half of the requests.",
-        "Twice the hardware.",
+        {"replicas": 2}, "gpu", "A second copy of the server takes half of the requests.", "Twice the hardware."
     )

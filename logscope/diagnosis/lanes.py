@@ -26,22 +26,12 @@ Place = tuple[int, int, int]
 """(server, run, engine index)"""
 
 # The phases of a request's life in the ledger's words; a queue's label depends on the request.
-LABELS = {
-    "prefill": "prefill",
-    "decode": "decode",
-    "preempted": "preempted_wait",
-    "recompute": "recompute",
-}
+LABELS = {"prefill": "prefill", "decode": "decode", "preempted": "preempted_wait", "recompute": "recompute"}
 QUEUES = ("queued_for_kv", "queued_for_seat", "queued_for_budget")
 
 
 def replay_frames(
-    requests: pl.DataFrame,
-    steps: pl.DataFrame,
-    phases: Iterable[Phase] = (),
-    *,
-    origin: datetime,
-    engine: Place,
+    requests: pl.DataFrame, steps: pl.DataFrame, phases: Iterable[Phase] = (), *, origin: datetime, engine: Place
 ) -> dict[str, pl.DataFrame]:
     """`replay_requests`, `replay_steps` and `replay_spans` as `write_html` reads them.
 
@@ -53,15 +43,7 @@ def replay_frames(
     place = {"server": server, "run": run, "engine_index": index}
     reasons = _queue_reasons(requests)
     spans = pl.DataFrame(
-        [
-            (
-                str(p.request_id),
-                LABELS.get(p.name) or reasons[str(p.request_id)],
-                p.start_s,
-                p.end_s,
-            )
-            for p in phases
-        ],
+        [(str(p.request_id), LABELS.get(p.name) or reasons[str(p.request_id)], p.start_s, p.end_s) for p in phases],
         schema={"id": pl.String, "label": pl.String, "start_s": pl.Float64, "end_s": pl.Float64},
         orient="row",
     )
@@ -69,12 +51,8 @@ def replay_frames(
         "replay_requests": requests.rename({"request_id": "id"}).with_columns(
             arrival=_clock("arrival_s", origin), **place
         ),
-        "replay_steps": steps.with_columns(
-            time=_clock("time_s", origin), kv_usage_pct=pl.col("usage") * 100, **place
-        ),
-        "replay_spans": spans.with_columns(
-            start=_clock("start_s", origin), end=_clock("end_s", origin), **place
-        ),
+        "replay_steps": steps.with_columns(time=_clock("time_s", origin), kv_usage_pct=pl.col("usage") * 100, **place),
+        "replay_spans": spans.with_columns(start=_clock("start_s", origin), end=_clock("end_s", origin), **place),
     }
 
 
@@ -132,9 +110,7 @@ def since_idle(requests: pl.DataFrame, start_s: float, end_s: float) -> frozense
     """
     ordered = requests.filter(pl.col("arrival_s") < end_s).sort("arrival_s", maintain_order=True)
     before = pl.col("end_s").fill_null(float("inf")).cum_max().shift(1)
-    empty = ((before <= pl.col("arrival_s")).fill_null(value=True)) & (
-        pl.col("arrival_s") <= start_s
-    )
+    empty = ((before <= pl.col("arrival_s")).fill_null(value=True)) & (pl.col("arrival_s") <= start_s)
     group = empty.cum_sum()
     latest = ordered.filter(group == group.max())
     tokens = pl.col("output_tokens").cum_sum(reverse=True)

@@ -52,9 +52,7 @@ def worst_portion(log: EngineLog, stored: Mapping[str, StoredRows]) -> Portion:
     steps = _orders(rows["iteration"])
     windows = _windows(log, rows)
     frames = {f: frame for f, frame in log.frames.items() if f not in stored}
-    too_long = (
-        len(arrivals) > MANY_ARRIVALS or len(steps) > MANY_STEPS or windows.height > MANY_WINDOWS
-    )
+    too_long = len(arrivals) > MANY_ARRIVALS or len(steps) > MANY_STEPS or windows.height > MANY_WINDOWS
     if not too_long or windows.height < 2:
         if too_long or not stored:
             return Portion(log)
@@ -78,11 +76,7 @@ def worst_portion(log: EngineLog, stored: Mapping[str, StoredRows]) -> Portion:
     within = slice(max(0, first - _MARGIN), last + _MARGIN + 1)
     everything = pressed.sum()
     share = float(pressed[within].sum() / everything) if everything else 1.0
-    return Portion(
-        replace(log, frames=_kept(log, frames | cut)),
-        share,
-        len(arrivals) if len(arrivals) else None,
-    )
+    return Portion(replace(log, frames=_kept(log, frames | cut)), share, len(arrivals) if len(arrivals) else None)
 
 
 def extrapolated(answer: ReplayAnswer, portion: Portion, windows: int) -> ReplayAnswer:
@@ -151,21 +145,12 @@ def _arrivals(rows: Mapping[str, pl.LazyFrame | None]) -> Orders:
     requests, http = rows["request"], rows["http"]
     if requests is not None:
         for variant in ("received", "added"):
-            found = _orders(
-                requests.filter((pl.col("variant") == variant) & pl.col("at").is_not_null())
-            )
+            found = _orders(requests.filter((pl.col("variant") == variant) & pl.col("at").is_not_null()))
             if len(found):
                 return found
     if http is None:
         return np.empty(0, np.int64)
-    last = (
-        pl.col("path")
-        .str.split("?")
-        .list.first()
-        .str.strip_chars_end("/")
-        .str.split("/")
-        .list.last()
-    )
+    last = pl.col("path").str.split("?").list.first().str.strip_chars_end("/").str.split("/").list.last()
     answered = (pl.col("method") == "POST") & (pl.col("status") == 200) & last.is_in(ENDPOINTS)
     return _orders(http.filter((pl.col("variant") == "access") & answered))
 
@@ -181,18 +166,14 @@ def _windows(log: EngineLog, rows: Mapping[str, pl.LazyFrame | None]) -> pl.Data
         waiting = pl.col("waiting").fill_null(0)
         full = pl.col("gpu_kv_cache_usage_pct").fill_null(0.0) >= _FULL_PCT
         found = told.select(
-            "order",
-            present=(pl.col("running") + waiting).cast(pl.Float64),
-            pressed=(waiting > 0) | full,
+            "order", present=(pl.col("running") + waiting).cast(pl.Float64), pressed=(waiting > 0) | full
         )
     if found.height >= 2 or steps is None:
         return found
     full = pl.col("gpu_kv_cache_usage_pct").fill_null(0.0) >= _FULL_PCT
     return (
         steps.select(
-            "order",
-            present=(pl.col("context_requests") + pl.col("generation_requests")).cast(pl.Float64),
-            pressed=full,
+            "order", present=(pl.col("context_requests") + pl.col("generation_requests")).cast(pl.Float64), pressed=full
         )
         .collect()
         .sort("order")

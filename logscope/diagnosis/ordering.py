@@ -43,10 +43,7 @@ def compare_orders(workload: Workload, config: EngineConfig) -> tuple[Order, Ord
         return None
     middle = float(np.median([r.output_tokens for r in workload.requests]))
     ranked = replace(
-        workload,
-        requests=tuple(
-            replace(r, priority=int(r.output_tokens > middle)) for r in workload.requests
-        ),
+        workload, requests=tuple(replace(r, priority=int(r.output_tokens > middle)) for r in workload.requests)
     )
     now = _order(replay_workload(ranked, config), middle)
     then = _order(replay_workload(ranked, replace(config, policy="priority")), middle)

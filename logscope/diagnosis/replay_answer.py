@@ -90,30 +90,18 @@ class ReplayAnswer:
 
 
 def replay_engine(
-    log: EngineLog,
-    context: Context,
-    *,
-    seed: int,
-    progress: Callable[[float], None] | None,
-    spread: Spread = in_turn,
+    log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None, spread: Spread = in_turn
 ) -> ReplayAnswer | None:
     """Infer and replay one engine's workload; None where there is nothing to replay.
 
     Iteration lines tell nearly everything, so they decide where they explain the run; else requests and statistics are fitted.
     `spread` does what is independent of each other.
     """
-    return _from_iterations(log, context, seed) or _from_particles(
-        log, context, seed, progress, spread
-    )
+    return _from_iterations(log, context, seed) or _from_particles(log, context, seed, progress, spread)
 
 
 def try_replay(
-    log: EngineLog,
-    context: Context,
-    *,
-    seed: int,
-    progress: Callable[[float], None] | None,
-    spread: Spread = in_turn,
+    log: EngineLog, context: Context, *, seed: int, progress: Callable[[float], None] | None, spread: Spread = in_turn
 ) -> tuple[ReplayAnswer | None, str | None]:
     """`replay_engine`, and the reason where it failed: whatever lies in a log, what it proves by itself is still said."""
     try:
@@ -149,11 +137,7 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
         latency={"ttft_s": summary.ttft_s, "e2e_s": summary.e2e_s, "itl_s": summary.itl_s},
         ledger=slow_and_typical(requests),
         step_time=_step_time(
-            step.base_s,
-            step.per_prefill_token_s,
-            step.per_decode_s,
-            step.per_kv_token_s,
-            found.step_time_error,
+            step.base_s, step.per_prefill_token_s, step.per_decode_s, step.per_kv_token_s, found.step_time_error
         ),
         predict=predict,
         origin=found.epoch,
@@ -168,18 +152,12 @@ def _from_iterations(log: EngineLog, context: Context, seed: int) -> ReplayAnswe
 
 
 def _from_particles(
-    log: EngineLog,
-    context: Context,
-    seed: int,
-    progress: Callable[[float], None] | None,
-    spread: Spread,
+    log: EngineLog, context: Context, seed: int, progress: Callable[[float], None] | None, spread: Spread
 ) -> ReplayAnswer | None:
     from logscope.inference.windows.estimate import infer
 
     engines = log.engines_in_run
-    found = infer(
-        log.frames, log.facts, seed=seed, progress=progress, engines=engines, spread=spread
-    )
+    found = infer(log.frames, log.facts, seed=seed, progress=progress, engines=engines, spread=spread)
     if found is None:
         return None
     few = replace(found, workloads=found.workloads[::SCREENED], replays=found.replays[::SCREENED])
@@ -194,14 +172,8 @@ def _from_particles(
         recomputed_tokens=round(counts.recomputed_tokens),
         timeline=counts.timeline,
         latency=found.latency,
-        ledger={
-            "total_s": found.ledger.total_s,
-            "slow_s": found.ledger.slow_s,
-            "typical_s": found.ledger.typical_s,
-        },
-        step_time=_step_time(
-            step.base_s, step.per_prefill_token_s, step.per_decode_s, step.per_kv_token_s, None
-        ),
+        ledger={"total_s": found.ledger.total_s, "slow_s": found.ledger.slow_s, "typical_s": found.ledger.typical_s},
+        step_time=_step_time(step.base_s, step.per_prefill_token_s, step.per_decode_s, step.per_kv_token_s, None),
         predict=Predictor.of(found),
         screen=Predictor.of(few),
         origin=found.observations.epoch,
@@ -251,16 +223,11 @@ def _pressure(value: float, context: Context) -> str:
     if value >= REPEATS:
         return "thrash"
     windows = context.windows
-    waiting = (
-        windows is not None
-        and windows.filter((pl.col("waiting") > 0) & (pl.col("kv_pct") >= 90)).height
-    )
+    waiting = windows is not None and windows.filter((pl.col("waiting") > 0) & (pl.col("kv_pct") >= 90)).height
     return "saturated" if waiting else "none"
 
 
-def _step_time(
-    base: float, prefill: float, decode: float, kv: float, error: float | None
-) -> dict[str, Any]:
+def _step_time(base: float, prefill: float, decode: float, kv: float, error: float | None) -> dict[str, Any]:
     return {
         "base_s": base,
         "per_prefill_token_s": prefill,

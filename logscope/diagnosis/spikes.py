@@ -16,15 +16,7 @@ from logscope.diagnosis.verdict import verdict_of_ledger
 from logscope.evidence.finding import Evidence, evidence_of
 from reference_engine.model.ledger import LABELS
 
-__all__ = [
-    "LABELS",
-    "Spike",
-    "delay",
-    "find_spikes",
-    "means_of",
-    "slow_and_typical",
-    "slow_requests",
-]
+__all__ = ["LABELS", "Spike", "delay", "find_spikes", "means_of", "slow_and_typical", "slow_requests"]
 OWN_WORK = ("prefill", "decode")
 
 
@@ -88,10 +80,7 @@ class Spike:
 
 
 def find_spikes(
-    requests: pl.DataFrame,
-    origin: datetime,
-    windows: pl.DataFrame | None,
-    texts: Mapping[tuple[str, int], str],
+    requests: pl.DataFrame, origin: datetime, windows: pl.DataFrame | None, texts: Mapping[tuple[str, int], str]
 ) -> tuple[Spike, ...]:
     """Find the spikes of a replayed run.
 
@@ -106,19 +95,14 @@ def find_spikes(
     by_window = (
         done.with_columns(window=(pl.col("arrival_s") / width).floor().cast(pl.Int64))
         .group_by("window")
-        .agg(
-            delay_s=pl.col("delay_s").quantile(0.95, "linear"),
-            e2e_s=pl.col("e2e_s").quantile(0.99, "linear"),
-        )
+        .agg(delay_s=pl.col("delay_s").quantile(0.95, "linear"), e2e_s=pl.col("e2e_s").quantile(0.99, "linear"))
         .sort("window")
     )
     calm = by_window.sort("delay_s").head(max(1, by_window.height // 2))
     limit = max(RISE * float(calm["delay_s"].median() or 0.0), MIN_DELAY_S)  # type: ignore[arg-type]
     baseline = float(calm["e2e_s"].median() or 0.0)  # type: ignore[arg-type]
     hot = by_window.filter(pl.col("delay_s") > limit)["window"].to_list()
-    spikes = [
-        _spike(done, a, b, width, origin, baseline, windows, texts) for a, b in _stretches(hot)
-    ]
+    spikes = [_spike(done, a, b, width, origin, baseline, windows, texts) for a, b in _stretches(hot)]
     found = [s for s in spikes if s is not None]
     return tuple(sorted(found, key=lambda s: -s.p99_e2e_s)[:MAX_SPIKES])
 
@@ -144,9 +128,7 @@ def _spike(
     windows: pl.DataFrame | None,
     texts: Mapping[tuple[str, int], str],
 ) -> Spike | None:
-    inside = done.filter(
-        (pl.col("arrival_s") >= first * width) & (pl.col("arrival_s") < (last + 1) * width)
-    )
+    inside = done.filter((pl.col("arrival_s") >= first * width) & (pl.col("arrival_s") < (last + 1) * width))
     slow = slow_requests(inside)
     ledger = means_of(slow)
     cause = verdict_of_ledger(ledger)
@@ -155,24 +137,11 @@ def _spike(
     start = origin + timedelta(seconds=float(inside["arrival_s"].min()))  # type: ignore[arg-type]
     end = origin + timedelta(seconds=float(inside["end_s"].max()))  # type: ignore[arg-type]
     p99 = float(inside["e2e_s"].quantile(0.99, "linear") or 0.0)
-    return Spike(
-        start,
-        end,
-        cause,
-        inside.height,
-        p99,
-        baseline,
-        ledger,
-        _evidence(windows, start, end, cause, texts),
-    )
+    return Spike(start, end, cause, inside.height, p99, baseline, ledger, _evidence(windows, start, end, cause, texts))
 
 
 def _evidence(
-    windows: pl.DataFrame | None,
-    start: datetime,
-    end: datetime,
-    cause: str,
-    texts: Mapping[tuple[str, int], str],
+    windows: pl.DataFrame | None, start: datetime, end: datetime, cause: str, texts: Mapping[tuple[str, int], str]
 ) -> tuple[Evidence, ...]:
     """The statistics lines within the spike that show its cause most: the fullest cache, the longest queue."""
     if windows is None:

@@ -10,14 +10,7 @@ from logscope.evidence.finding import Finding
 from logscope.evidence.windows import FULL_PCT, bound_of
 from logscope.wording import LOST_TO
 
-__all__ = [
-    "PROVEN",
-    "RANK",
-    "pressure_of_windows",
-    "verdict_of",
-    "verdict_of_ledger",
-    "verdict_of_windows",
-]
+__all__ = ["PROVEN", "RANK", "pressure_of_windows", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
 
 MIN_FULL_WINDOWS = 2
 
@@ -66,16 +59,11 @@ def verdict_of_ledger(slow_s: Mapping[str, float | None]) -> str | None:
     delay = total - parts.get("prefill", 0.0) - parts.get("decode", 0.0)
     if delay < total / 3:
         return "healthy"
-    shares = {
-        verdict: sum(parts.get(label, 0.0) for label in labels)
-        for verdict, labels in LOST_TO.items()
-    }
+    shares = {verdict: sum(parts.get(label, 0.0) for label in labels) for verdict, labels in LOST_TO.items()}
     return max(shares, key=lambda v: shares[v])
 
 
-def verdict_of_windows(
-    findings: Sequence[Finding], windows: pl.DataFrame | None, seats: int | None
-) -> str:
+def verdict_of_windows(findings: Sequence[Finding], windows: pl.DataFrame | None, seats: int | None) -> str:
     """What the queues alone show: most of the waiting was for seats, or for blocks; or nobody ever waited."""
     if windows is None or windows.height < 2:
         return "not-enough-evidence"

@@ -37,9 +37,7 @@ class Context:
     @property
     def served(self) -> bool:
         """Whether the server came up: it printed statistics, took requests, or said that it listens."""
-        if any(
-            self.log.get(f) is not None for f in ("stats", "request", "iteration", "preemption")
-        ):
+        if any(self.log.get(f) is not None for f in ("stats", "request", "iteration", "preemption")):
             return True
         http = self.log.get("http")
         return http is not None and http.height > 0
@@ -52,9 +50,7 @@ def context_of(
     context = Context(log, stats_windows(log.get("stats")), logged, texts, exceptions)
     if not context.served:
         return context
-    return replace(
-        context, exceptions=[replace(e, text=without_client_text(e.text)) for e in exceptions]
-    )
+    return replace(context, exceptions=[replace(e, text=without_client_text(e.text)) for e in exceptions])
 
 
 def without_client_text(text: str) -> str:

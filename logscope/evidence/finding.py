@@ -47,9 +47,7 @@ def proof(
 ) -> Finding:
     """A critical finding that the log itself proves and that settles the verdict of the same name; `span` is its start and end."""
     start, end = span
-    return Finding(
-        verdict, "critical", "measured", title, start, end, evidence, verdict, facts or {}
-    )
+    return Finding(verdict, "critical", "measured", title, start, end, evidence, verdict, facts or {})
 
 
 def evidence_of(
@@ -58,9 +56,7 @@ def evidence_of(
     """The first, the last and some rows in between, as evidence; `texts` holds the lines that were kept while reading."""
     rows = frame.select("source", "line").rows()
     picked = (
-        rows
-        if len(rows) <= limit
-        else [rows[round(i * (len(rows) - 1) / max(1, limit - 1))] for i in range(limit)]
+        rows if len(rows) <= limit else [rows[round(i * (len(rows) - 1) / max(1, limit - 1))] for i in range(limit)]
     )
     return tuple(Evidence(s, n, texts.get((s, n), "")) for s, n in picked)
 

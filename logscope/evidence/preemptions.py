@@ -87,9 +87,7 @@ def _life(first: int | None, last: int, period: int, from_start: bool) -> tuple[
     return last - first + 1, last + period - 1 - max(0, first - period)
 
 
-def logged_preemptions(
-    warnings: pl.DataFrame | None, stats: pl.DataFrame | None, *, from_start: bool
-) -> Logged:
+def logged_preemptions(warnings: pl.DataFrame | None, stats: pl.DataFrame | None, *, from_start: bool) -> Logged:
     """Combine the proofs of one engine's run.
 
     `warnings` are `preemption` events of the warning's kind, `stats` the run's statistics lines; both may be None or empty.
@@ -113,10 +111,7 @@ def logged_preemptions(
             low = (low or 0) + total
             high = None if high is None else high + total
             timeline += _field_timeline(stats)
-            lines += [
-                (s, n, "")
-                for s, n in said.filter(pl.col("preemptions") > 0).select("source", "line").rows()
-            ]
+            lines += [(s, n, "") for s, n in said.filter(pl.col("preemptions") > 0).select("source", "line").rows()]
     if low is None:
         return Logged()
     return Logged(low, high, tuple(timeline), tuple(lines))
@@ -185,18 +180,14 @@ def combine(
         if logged.low is None:
             return Preemptions(logged)
         middle = logged.low if logged.high is None else (logged.low + logged.high) / 2
-        return Preemptions(
-            logged, logged.low, middle, logged.high, "measured", None, logged.timeline
-        )
+        return Preemptions(logged, logged.low, middle, logged.high, "measured", None, logged.timeline)
     low, value, high = inferred
     found = Preemptions(logged, low, value, high, "inferred", recomputed_tokens, tuple(timeline))
     if logged.low is None:
         return found
     if logged.exact:
         exact = float(logged.low)
-        return replace(
-            found, low=exact, value=exact, high=exact, basis="measured", timeline=logged.timeline
-        )
+        return replace(found, low=exact, value=exact, high=exact, basis="measured", timeline=logged.timeline)
     return _after_the_last_warning(found, logged)
 
 

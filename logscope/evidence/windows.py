@@ -36,9 +36,7 @@ def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
         kv_pct=_kv(rows),
         prompt_tps=_optional(rows, "prompt_throughput"),
         generation_tps=_optional(rows, "generation_throughput"),
-        aggregated=pl.col("aggregated").fill_null(value=False)
-        if "aggregated" in rows.columns
-        else pl.lit(value=False),
+        aggregated=pl.col("aggregated").fill_null(value=False) if "aggregated" in rows.columns else pl.lit(value=False),
         source=pl.col("source"),
         line=pl.col("line"),
         order=pl.col("order"),
@@ -95,21 +93,13 @@ def _usual(gaps: pl.Series) -> float:
 
 
 def _optional(frame: pl.DataFrame, name: str) -> pl.Expr:
-    return (
-        pl.col(name).cast(pl.Float64) if name in frame.columns else pl.lit(None, dtype=pl.Float64)
-    )
+    return pl.col(name).cast(pl.Float64) if name in frame.columns else pl.lit(None, dtype=pl.Float64)
 
 
 def _kv(frame: pl.DataFrame) -> pl.Expr:
     """KV usage in percent. A CPU build of V0 shows its cache as `CPU KV cache usage` beside an idle GPU's 0."""
-    gpu, cpu = (
-        _optional(frame, "gpu_kv_cache_usage_pct"),
-        _optional(frame, "cpu_kv_cache_usage_pct"),
-    )
-    if (
-        "cpu_kv_cache_usage_pct" not in frame.columns
-        or "gpu_kv_cache_usage_pct" not in frame.columns
-    ):
+    gpu, cpu = (_optional(frame, "gpu_kv_cache_usage_pct"), _optional(frame, "cpu_kv_cache_usage_pct"))
+    if "cpu_kv_cache_usage_pct" not in frame.columns or "gpu_kv_cache_usage_pct" not in frame.columns:
         return gpu
     used = frame["gpu_kv_cache_usage_pct"].fill_null(0).max()
     return pl.coalesce(cpu, gpu) if used == 0 else gpu

@@ -22,15 +22,7 @@ from logscope import __version__
 from logscope.errors import LogscopeError
 from logscope.execution.workers import Beside, stop_at_once, worker_pool
 
-__all__ = [
-    "Beside",
-    "Executor",
-    "ExecutorError",
-    "Processes",
-    "RayCluster",
-    "Serial",
-    "executor_for",
-]
+__all__ = ["Beside", "Executor", "ExecutorError", "Processes", "RayCluster", "Serial", "executor_for"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -84,10 +76,7 @@ class Processes:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None and kind is not None:
             stop_at_once(self._pool)
@@ -108,9 +97,7 @@ class Processes:
             while pending:
                 yield pending.popleft().result()
         except BrokenProcessPool as error:
-            raise ExecutorError(
-                "a worker process was killed, perhaps for want of memory; use fewer --jobs"
-            ) from error
+            raise ExecutorError("a worker process was killed, perhaps for want of memory; use fewer --jobs") from error
         finally:
             for future in pending:
                 future.cancel()
@@ -124,14 +111,10 @@ class RayCluster:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError:
-            raise ExecutorError(
-                "Ray is not installed; install it with: pip install 'logscope[ray]'"
-            ) from None
+            raise ExecutorError("Ray is not installed; install it with: pip install 'logscope[ray]'") from None
         self._own = not self._ray.is_initialized()
         if self._own:
-            _check_reachable(
-                os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-            )
+            _check_reachable(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
             try:
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError) as error:

@@ -16,14 +16,7 @@ from typing import Any, NoReturn
 
 import polars as pl
 
-from logscope.analysis import (
-    Analysis,
-    EngineResult,
-    analyze,
-    engine_result,
-    with_imbalance,
-    worst_of,
-)
+from logscope.analysis import Analysis, EngineResult, analyze, engine_result, with_imbalance, worst_of
 from logscope.diagnosis.verdict import RANK
 from logscope.execution.executors import Executor, RayCluster
 from logscope.execution.fleet_reading import read_fleet
@@ -69,17 +62,13 @@ def analyze_fleet(
     return Analysis(data, tuple(found), worst_of(found), seed, dict(given or {}))
 
 
-def _whole(
-    data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int
-) -> Iterator[EngineResult]:
+def _whole(data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int) -> Iterator[EngineResult]:
     tasks = (_Task(_portion(data, log), log) for log in logs)
     for log, result in zip(logs, executor.map(partial(_result, seed=seed), tasks), strict=True):
         yield _restored(result, log)
 
 
-def _in_parts(
-    data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int
-) -> Iterator[EngineResult]:
+def _in_parts(data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int) -> Iterator[EngineResult]:
     """A thread for each engine hands its parts out and waits for them."""
     threads = ThreadPoolExecutor(max(1, min(len(logs), _MOST_THREADS)))
     try:
@@ -90,9 +79,7 @@ def _in_parts(
 
 
 def _engine(data: LogFrames, log: EngineLog, *, spread: Spread, seed: int) -> EngineResult:
-    return engine_result(
-        data, log, replay=True, with_advice=True, seed=seed, progress=None, spread=spread
-    )
+    return engine_result(data, log, replay=True, with_advice=True, seed=seed, progress=None, spread=spread)
 
 
 def _counted(
@@ -116,18 +103,14 @@ def _portion(data: LogFrames, log: EngineLog) -> LogFrames:
 
 def _result(task: _Task, *, seed: int) -> EngineResult:
     """One engine's result, without what need not travel: functions, and frames that the asker has."""
-    found = engine_result(
-        task.data, task.log, replay=True, with_advice=True, seed=seed, progress=None
-    )
+    found = engine_result(task.data, task.log, replay=True, with_advice=True, seed=seed, progress=None)
     bare = EngineLog(task.log.facts, {})
     answer = found.answer
     if answer is not None:
         names = [f.name for f in fields(answer) if callable(getattr(answer, f.name))]
         functions: dict[str, Any] = dict.fromkeys(names, _not_here)
         answer = replace(answer, drawn=None, **functions)
-    return replace(
-        found, log=bare, context=replace(found.context, log=bare, texts={}), answer=answer
-    )
+    return replace(found, log=bare, context=replace(found.context, log=bare, texts={}), answer=answer)
 
 
 def _restored(result: EngineResult, log: EngineLog) -> EngineResult:
@@ -177,9 +160,7 @@ def analyze_on(
     """Analyse `data`: the engines in parallel where `executor` has several places to run, else the replays of each as it sees fit."""
     if executor.width > 1 and replay:
         return analyze_fleet(data, executor, given=given, seed=seed, progress=progress)
-    return analyze(
-        data, given=given, replay=replay, seed=seed, progress=progress, spread=executor.map
-    )
+    return analyze(data, given=given, replay=replay, seed=seed, progress=progress, spread=executor.map)
 
 
 def server_rows(analysis: Analysis) -> list[dict[str, Any]]:
@@ -220,9 +201,7 @@ def _by_server(analysis: Analysis) -> dict[int, list[tuple[int, EngineResult]]]:
     return found
 
 
-def _row(
-    analysis: Analysis, server: int, part: Sequence[tuple[int, EngineResult]]
-) -> dict[str, Any]:
+def _row(analysis: Analysis, server: int, part: Sequence[tuple[int, EngineResult]]) -> dict[str, Any]:
     worst = worst_of([result for _, result in part]) or 0
     index, result = part[worst]
     answer = result.answer

@@ -43,12 +43,7 @@ def stream_groups(sources: Sequence[Any]) -> list[list[int]]:
 
 
 def read_fleet(
-    sources: Sequence[Any],
-    span: Span,
-    executor: Executor,
-    *,
-    year: int | None = None,
-    wanted: Wanted = "replay",
+    sources: Sequence[Any], span: Span, executor: Executor, *, year: int | None = None, wanted: Wanted = "replay"
 ) -> LogFrames:
     """`read_log`, with the sources of one stream as one task of `executor`.
 
@@ -87,9 +82,7 @@ def _read(
     ]
 
 
-def _read_group(
-    sources: Sequence[Any], span: Span, year: int | None, wanted: Wanted | None
-) -> LogFrames:
+def _read_group(sources: Sequence[Any], span: Span, year: int | None, wanted: Wanted | None) -> LogFrames:
     return read_log(sources, span, year=year, wanted=wanted)
 
 
@@ -195,9 +188,7 @@ def _order_starts(parts: Sequence[_Part], position: dict[str, int]) -> dict[tupl
     return starts
 
 
-def _renumbered(
-    frame: pl.DataFrame, servers: dict[int, int], shifts: dict[str, int]
-) -> pl.DataFrame:
+def _renumbered(frame: pl.DataFrame, servers: dict[int, int], shifts: dict[str, int]) -> pl.DataFrame:
     shift = pl.col("source").replace_strict(shifts, return_dtype=pl.Int64)
     return frame.with_columns(
         (pl.col("order") + shift).cast(frame.schema["order"]),

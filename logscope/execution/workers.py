@@ -50,12 +50,7 @@ class _Pool(ProcessPoolExecutor):
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
     """So many processes, each started when it is first needed (spawned: a fork would copy the threads' locks)."""
     share = max(1, processors() // jobs)
-    return _Pool(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
-        initargs=(str(share),),
-    )
+    return _Pool(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(str(share),))
 
 
 def stop_at_once(pool: ProcessPoolExecutor) -> None:
@@ -68,9 +63,7 @@ def stop_at_once(pool: ProcessPoolExecutor) -> None:
 
 def _begin(threads: str) -> None:
     """In a worker, before its first task: libraries read their number of threads when they are imported."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all of them; the first process ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them; the first process ends the others
     for name in _THREADS:
         os.environ.setdefault(name, threads)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
@@ -111,10 +104,7 @@ class Beside:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._starting:
             self._others = 0
@@ -147,9 +137,7 @@ class Beside:
             if self._others > 0 and self._pool is None:
                 pool = worker_pool(self._others)
                 for _ in range(self._others):
-                    pool.submit(
-                        import_module, "logscope.diagnosis.replay_answer"
-                    )  # the long part of beginning
+                    pool.submit(import_module, "logscope.diagnosis.replay_answer")  # the long part of beginning
                 self._pool = pool
 
 
@@ -164,9 +152,7 @@ class _Shared(Generic[T, R]):
 
     def results(self, pool: ProcessPoolExecutor, others: int) -> Iterator[R]:
         """All results in order; works on what nobody has taken while one is missing."""
-        threads = [
-            threading.Thread(target=self._send, args=(pool,), daemon=True) for _ in range(others)
-        ]
+        threads = [threading.Thread(target=self._send, args=(pool,), daemon=True) for _ in range(others)]
         for thread in threads:
             thread.start()
         try:

@@ -24,23 +24,10 @@ from reference_engine.replay.plain import PlainReplay, drive, make_scheduler
 from reference_engine.replay.recording import RecordedReplay, write_trace
 from reference_engine.replay.results import ReplayResult, replay
 from reference_engine.traces import Workload, read_workload
-from reference_engine.traces.config_file import (
-    Setup,
-    nominal_clock,
-    nominal_setup,
-    setup_from_document,
-)
+from reference_engine.traces.config_file import Setup, nominal_clock, nominal_setup, setup_from_document
 from reference_engine.traces.golden import step_file_name, write_steps
 
-__all__ = [
-    "Job",
-    "JobResult",
-    "changed_job",
-    "open_job",
-    "read_config",
-    "result_object",
-    "run_job",
-]
+__all__ = ["Job", "JobResult", "changed_job", "open_job", "read_config", "result_object", "run_job"]
 
 _NOMINAL = "an 8-billion-parameter model in bf16 on one H100"
 # One second a step: times of a workload that arrives by steps are then step numbers.

@@ -73,9 +73,7 @@ class Workload:
     def changed(self, factors: StepFactors) -> Workload:
         """The same on hardware that is faster or slower in parts."""
         return replace(
-            self,
-            cost=_changed(self.cost, factors),
-            window_costs=tuple(_changed(c, factors) for c in self.window_costs),
+            self, cost=_changed(self.cost, factors), window_costs=tuple(_changed(c, factors) for c in self.window_costs)
         )
 
     def scaled_arrivals(self, factor: float) -> Workload:
@@ -83,11 +81,7 @@ class Workload:
         if factor == 1.0:
             return self
         requests = tuple(
-            replace(
-                r,
-                arrival_s=r.arrival_s / factor,
-                abort_s=None if r.abort_s is None else r.abort_s / factor,
-            )
+            replace(r, arrival_s=r.arrival_s / factor, abort_s=None if r.abort_s is None else r.abort_s / factor)
             for r in self.requests
         )
         ends = tuple(e / factor for e in self.ends)

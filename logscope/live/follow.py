@@ -130,9 +130,7 @@ class _Followed:
         return before == self.mark
 
 
-def live_lines(
-    chunks: Iterator[bytes | None], *, timezone: str | None = None
-) -> Iterator[Line | None]:
+def live_lines(chunks: Iterator[bytes | None], *, timezone: str | None = None) -> Iterator[Line | None]:
     """The payload lines of chunks, out of their envelopes; None where nothing follows for now.
 
     An empty chunk starts another file: lines are numbered from 1 again. A line of more than 1 MiB is cut. Raises ValueError for an
@@ -224,9 +222,7 @@ def _pipe_at(path: Path) -> int | None:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     with path.open("rb") as file:
         if compression_of(file.read(16)):
-            raise NothingToWorkOn(
-                f"{path}: compressed, so it does not grow; logscope analyze reads it"
-            )
+            raise NothingToWorkOn(f"{path}: compressed, so it does not grow; logscope analyze reads it")
     return None
 
 
@@ -239,15 +235,7 @@ def open_unit(unit: str) -> Iterator[Chunks]:
             "--unit needs the command journalctl, which is not installed here; pipe the log in instead"
         )
     process = subprocess.Popen(  # noqa: S603 (a fixed command, no shell; the unit is one argument)
-        [
-            command,
-            f"--unit={unit}",
-            "--follow",
-            f"--lines={JOURNAL_LINES}",
-            "--output=json",
-            "--no-pager",
-            "--quiet",
-        ],
+        [command, f"--unit={unit}", "--follow", f"--lines={JOURNAL_LINES}", "--output=json", "--no-pager", "--quiet"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )

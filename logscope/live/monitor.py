@@ -141,12 +141,7 @@ class Monitor:
         for watched in self.engines.values():
             watched.silent_for_s += seconds
             last = watched.last
-            if (
-                last is not None
-                and last.waiting > 0
-                and watched.silent_for_s >= SILENT_S
-                and not watched.told_silence
-            ):
+            if last is not None and last.waiting > 0 and watched.silent_for_s >= SILENT_S and not watched.told_silence:
                 watched.told_silence = True
                 text = f"no statistics for {duration(watched.silent_for_s)} with {number(last.waiting)} requests waiting: the engine may be stuck"
                 notices.append(self._notice("alert", watched, text, "silent"))
@@ -170,9 +165,7 @@ class Monitor:
         if used:
             text += f", those of servers with {' and '.join(sorted(used))} not inferred"
         running, waiting, usage = self._top.values() if seen else (None, None, None)
-        return Notice(
-            "summary", self._time, self._worst, running, waiting, usage, count, None, text
-        )
+        return Notice("summary", self._time, self._worst, running, waiting, usage, count, None, text)
 
     def _run(self, event: Event) -> list[Notice]:
         """Where a server starts anew its engines are forgotten; their counts stay."""
@@ -294,11 +287,7 @@ class Monitor:
         pressure = max(states, key=_RANK.__getitem__, default="none")
         text = clean(redacted(event.text), 200) or event.variant
         place = (event.server, event.engine_index)
-        self._held.append(
-            Notice(
-                "alert", self._time, pressure, None, None, None, self._total(), place, text, "error"
-            )
-        )
+        self._held.append(Notice("alert", self._time, pressure, None, None, None, self._total(), place, text, "error"))
         self._held_quiet_s = 0.0
 
     def _stopping(self, event: Event) -> None:
@@ -313,19 +302,13 @@ class Monitor:
         if not self._held:
             return []
         first = self._held[0].time
-        late = (
-            first is not None
-            and self._time is not None
-            and (self._time - first).total_seconds() > CLEAN_STOP_S
-        )
+        late = first is not None and self._time is not None and (self._time - first).total_seconds() > CLEAN_STOP_S
         if not late and self._held_quiet_s < CLEAN_STOP_S:
             return []
         held, self._held = self._held, []
         return held
 
-    def _notice(
-        self, kind: str, watched: Watched, text: str | None = None, event: str | None = None
-    ) -> Notice:
+    def _notice(self, kind: str, watched: Watched, text: str | None = None, event: str | None = None) -> Notice:
         last = watched.last
         return Notice(
             kind,

@@ -28,14 +28,7 @@ from parsers.reading.frames import FrameBuilder
 from parsers.reading.in_bulk import read_frames
 from parsers.records.dates import to_epoch_us
 
-__all__ = [
-    "EVIDENCE_FAMILIES",
-    "SETUP_FAMILIES",
-    "LineTexts",
-    "LogFrames",
-    "read_log",
-    "within_span",
-]
+__all__ = ["EVIDENCE_FAMILIES", "SETUP_FAMILIES", "LineTexts", "LogFrames", "read_log", "within_span"]
 _PACK = 512
 """So many lines are packed together, and unpacked to find one of them."""
 
@@ -149,9 +142,7 @@ class LineTexts(MutableMapping[Key, str]):
                 self._sources[source] = own
 
 
-EVIDENCE_FAMILIES = frozenset(
-    ("stats", "preemption", "kv_error", "kv_sizing", "runtime", "shutdown")
-)
+EVIDENCE_FAMILIES = frozenset(("stats", "preemption", "kv_error", "kv_sizing", "runtime", "shutdown"))
 # What a server says of itself stands before any span that a user asks for, and is needed all the same.
 SETUP_FAMILIES = frozenset(("startup", "kv_sizing"))
 
@@ -245,9 +236,7 @@ def within_span(data: LogFrames, span: Span) -> LogFrames:
             kept.append(order)
     inside = pl.Series("order", kept, dtype=pl.Int64)
     frames = {
-        family: frame
-        if family in SETUP_FAMILIES
-        else frame.filter(pl.col("order").is_in(inside.implode()))
+        family: frame if family in SETUP_FAMILIES else frame.filter(pl.col("order").is_in(inside.implode()))
         for family, frame in data.frames.items()
     }
     exceptions = {
@@ -269,9 +258,7 @@ def _clocks(data: LogFrames, span: Span) -> Iterator[tuple[int, str, int, dateti
         yield order, source, line, span.clock(time, outer_us)
 
 
-def _clock_at(
-    marks: dict[str, list[tuple[int, datetime | None]]], evidence: Evidence
-) -> datetime | None:
+def _clock_at(marks: dict[str, list[tuple[int, datetime | None]]], evidence: Evidence) -> datetime | None:
     """The time of the last event before a line."""
     own = marks.get(evidence.source, [])
     at = bisect_right([line for line, _ in own], evidence.line)

@@ -31,10 +31,7 @@ _KIND = (
     *("server", "run", "engine_index", "source", "host", "unit", "pod", "container"),
     *("stream", "level", "variant"),
 )
-_UNUSED = {
-    "http": ("client", "address", "event", "extra"),
-    "request": ("prompt", "output", "extra"),
-}
+_UNUSED = {"http": ("client", "address", "event", "extra"), "request": ("prompt", "output", "extra")}
 _BEAM, _POOLING = "BeamSearchParams(", "PoolingParams("
 
 Orders = NDArray[np.int64]
@@ -100,15 +97,8 @@ def _without_later(rows: pl.DataFrame) -> set[int]:
     if rows["time"].null_count() == rows.height:
         return set()
     latest = pl.col("time").reverse().cum_max().forward_fill().reverse().shift(-1)
-    last = rows.select(
-        "_row",
-        "time",
-        later=latest.over("server", "run"),
-    )
-    kept = last.filter(
-        pl.col("time").is_not_null()
-        & (pl.col("later").is_null() | (pl.col("time") > pl.col("later")))
-    )
+    last = rows.select("_row", "time", later=latest.over("server", "run"))
+    kept = last.filter(pl.col("time").is_not_null() & (pl.col("later").is_null() | (pl.col("time") > pl.col("later"))))
     return set(kept["_row"].to_list())
 
 
@@ -120,9 +110,7 @@ def _with_counts(rows: pl.DataFrame, kept: set[int], columns: list[str]) -> pl.D
         .agg(pl.col("_row").first(), pl.col("repeated").sum().alias("_many"))
         .select("_row", "_many")
     )
-    chosen = pl.concat(
-        (pl.Series("_row", sorted(kept), dtype=pl.Int64).to_frame(), counts.select("_row"))
-    )
+    chosen = pl.concat((pl.Series("_row", sorted(kept), dtype=pl.Int64).to_frame(), counts.select("_row")))
     found = rows.join(chosen.unique(), on="_row", how="semi").join(counts, on="_row", how="left")
     many = pl.when(is_probe).then(pl.col("_many").fill_null(0)).otherwise(pl.col("repeated"))
     return _light("http", found.with_columns(many.cast(pl.Int32).alias("repeated")).select(columns))
@@ -211,11 +199,7 @@ class AnalysisRows(FrameBuilder):
         """The statistics lines' places so far."""
         if len(self._stats_orders) > 1:
             self._stats_orders = [np.concatenate(self._stats_orders)]
-        return (
-            np.sort(self._stats_orders[0], kind="stable")
-            if self._stats_orders
-            else np.empty(0, np.int64)
-        )
+        return np.sort(self._stats_orders[0], kind="stable") if self._stats_orders else np.empty(0, np.int64)
 
 
 class ThinRows:

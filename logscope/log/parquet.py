@@ -127,16 +127,13 @@ def joined_footer(first: Footer, groups: Sequence[Struct], rows: int) -> bytes:
 def _alone(chunk: Struct) -> Struct:
     kind, metadata = chunk[_METADATA]
     kept = {number: value for number, value in metadata.items() if number not in _BLOOM_FILTER}
-    return {number: v for number, v in chunk.items() if number not in _INDEXES} | {
-        _METADATA: (kind, kept)
-    }
+    return {number: v for number, v in chunk.items() if number not in _INDEXES} | {_METADATA: (kind, kept)}
 
 
 def _shifted(fields: Struct, places: Sequence[int], by: int) -> Struct:
     """Zero stands for a place that is not told."""
     return {
-        number: (kind, value + by if number in places and value else value)
-        for number, (kind, value) in fields.items()
+        number: (kind, value + by if number in places and value else value) for number, (kind, value) in fields.items()
     }
 
 
@@ -320,10 +317,7 @@ class RowGroups:
             self._moulds.clear()
             unknown = dict(values)
         made = _pages(
-            pl.DataFrame(
-                repeated(value, self._rows, self._schema[name]).alias(name)
-                for name, value in unknown.items()
-            )
+            pl.DataFrame(repeated(value, self._rows, self._schema[name]).alias(name) for name, value in unknown.items())
         )
         self._moulds |= {(name, value): made[name] for name, value in unknown.items()}
         return {name: self._moulds[name, value] for name, value in values.items()}

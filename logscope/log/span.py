@@ -65,9 +65,7 @@ class MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
     name = "time"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Moment:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         """Return the `Moment`; fails with a sentence where `value` is none."""
         if isinstance(value, Moment):
             return value
@@ -92,9 +90,7 @@ class ZoneType(click.ParamType):  # type: ignore[type-arg]  # generic in newer r
 
     name = "zone"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name; fails with a sentence where there is no such zone."""
         try:
             zone_of(str(value))
@@ -147,12 +143,7 @@ class Span:
 
 
 def events_in(
-    sources: Sequence[Any],
-    coverage: Coverage,
-    span: Span,
-    *,
-    year: int | None = None,
-    keep: Keep = KEEP_EVENTS,
+    sources: Sequence[Any], coverage: Coverage, span: Span, *, year: int | None = None, keep: Keep = KEEP_EVENTS
 ) -> Iterator[Event]:
     """The events of `sources` within `span`, in the order of the input.
 
@@ -239,9 +230,7 @@ def unit_source(unit: str, span: Span, *, from_start: bool) -> Any:
             since = _newest(unit, f"--until=@{since}", _STARTED)
     return journal_of(
         JournalQuery(
-            unit,
-            since=None if since is None else f"@{since}",
-            until=None if until is None else f"@{until + MARGIN_S}",
+            unit, since=None if since is None else f"@{since}", until=None if until is None else f"@{until + MARGIN_S}"
         )
     )
 
@@ -271,11 +260,7 @@ def _newest(unit: str, *more: str) -> int | None:
     arguments = [command, f"--unit={unit}", "--lines=1", "--output=json", "--no-pager", "--quiet"]
     try:
         found = subprocess.run(  # noqa: S603 (a fixed command, no shell; each value is one argument)
-            [*arguments, *more],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PATIENCE_S,
-            check=False,
+            [*arguments, *more], stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
         ).stdout
         return int(json.loads(found)["__REALTIME_TIMESTAMP"]) // 1_000_000
     except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired):

@@ -61,10 +61,7 @@ def read_span(
     there is no room for temporary files.
     """
     exceptions: list[_Exception] = []
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix()) as folder,
-        closing(FrameFiles(Path(folder))) as files,
-    ):
+    with tempfile.TemporaryDirectory(prefix=prefix()) as folder, closing(FrameFiles(Path(folder))) as files:
 
         def take(event: Event) -> None:
             if event.family == "exception":
@@ -83,20 +80,13 @@ def read_span(
 class _Cut:
     """Goes through the events in their order, and hands on those within the span."""
 
-    def __init__(
-        self, span: Span, paths: Mapping[str, Path], builder: FrameBuilder, always: frozenset[str]
-    ) -> None:
+    def __init__(self, span: Span, paths: Mapping[str, Path], builder: FrameBuilder, always: frozenset[str]) -> None:
         self.span, self.builder, self.always = span, builder, always
         self.scans = {family: pl.scan_parquet(path) for family, path in paths.items()}
         self.since, self.until = span.bounds(self._end() if span.needs_end else None)
         self.last: datetime | None = None
 
-    def read(
-        self,
-        events: int,
-        exceptions: Sequence[_Exception],
-        take: Callable[[Event], None],
-    ) -> None:
+    def read(self, events: int, exceptions: Sequence[_Exception], take: Callable[[Event], None]) -> None:
         """Hand on the events, of which there are so many, and the exceptions between them."""
         at = 0
         for low in range(0, events + 1, _EVENTS):
@@ -116,9 +106,7 @@ class _Cut:
         """Each event's time: its own, else that of the last one before it."""
         own = [frame.select("order", clock=self._clock()) for frame in frames.values()]
         clocks = pl.concat(own).collect().sort("order") if own else pl.DataFrame(schema=_CLOCK)
-        clocks = clocks.with_columns(
-            pl.col("clock").forward_fill().fill_null(pl.lit(self.last, pl.Datetime("us")))
-        )
+        clocks = clocks.with_columns(pl.col("clock").forward_fill().fill_null(pl.lit(self.last, pl.Datetime("us"))))
         if clocks.height:
             self.last = clocks["clock"][-1]
         return clocks
@@ -142,9 +130,7 @@ class _Cut:
             places = pl.Series("order", orders.search_sorted(frame["order"]), dtype=pl.Int64)
             self.builder.add_frame(family, Lean(frame.with_columns(places + first)))
 
-    def _holds_exception(
-        self, found: _Exception, clocks: pl.DataFrame, before: datetime | None
-    ) -> bool:
+    def _holds_exception(self, found: _Exception, clocks: pl.DataFrame, before: datetime | None) -> bool:
         own = self.span.clock(found.event.time, found.event.outer_us)
         if own is None:
             place = int(clocks["order"].search_sorted(found.order)) - 1

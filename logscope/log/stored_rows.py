@@ -32,13 +32,7 @@ _OWN = {
     "http": ("method", "path", "status"),
     "iteration": (
         *("engine_index", "iteration", "context_requests", "context_tokens"),
-        *(
-            "generation_requests",
-            "generation_tokens",
-            "elapsed_ms",
-            "dummy",
-            "gpu_kv_cache_usage_pct",
-        ),
+        *("generation_requests", "generation_tokens", "elapsed_ms", "dummy", "gpu_kv_cache_usage_pct"),
     ),
 }
 """What an inference looks at, by family."""
@@ -165,11 +159,7 @@ class StoredRows:
 
     def of_server(self, server: int) -> StoredRows:
         """Without the files that hold nothing of a server, for who has to send them."""
-        parts = tuple(
-            part
-            for part in self.parts
-            if part.numbers is None or server in part.numbers.servers.values()
-        )
+        parts = tuple(part for part in self.parts if part.numbers is None or server in part.numbers.servers.values())
         return replace(self, parts=parts)
 
     @staticmethod

@@ -44,13 +44,9 @@ def csv_row(event: Event) -> list[str]:
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """JSON without NaN (what is not a finite number is null), and without a character that a terminal obeys: those are escaped."""
     try:
-        text = json.dumps(
-            value, ensure_ascii=False, allow_nan=False, indent=indent, default=_default
-        )
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_default)
     except ValueError:
-        text = json.dumps(
-            _finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=_default
-        )
+        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=_default)
     return escaped(text)
 
 

@@ -93,19 +93,13 @@ def write_workload(found: Analysis, path: Path) -> None:
     config = engine_config(result.log.facts)
     document: dict[str, object] = {}
     if config is not None:
-        document = {
-            name: getattr(config, name)
-            for name in type(config).__slots__
-            if name != "async_scheduling"
-        }
+        document = {name: getattr(config, name) for name in type(config).__slots__ if name != "async_scheduling"}
         document["async"] = config.async_scheduling
     steps = ("base_s", "per_prefill_token_s", "per_decode_s", "per_kv_token_s")
     document["step_time"] = {name: answer.step_time[name] for name in steps}
     requests = [_named_prefix(r) for r in answer.workload]
     _whole(path, lambda out: write_requests(out, requests))
-    _whole(
-        path.with_name(path.name + ".config.json"), lambda out: json.dump(document, out, indent=1)
-    )
+    _whole(path.with_name(path.name + ".config.json"), lambda out: json.dump(document, out, indent=1))
 
 
 def write_replay_trace(found: Analysis, path: Path) -> None:
@@ -194,9 +188,7 @@ def write_replay_frames(folder: Path, results: Sequence[JobResult]) -> None:
 def print_results(results: Sequence[JobResult], color: str = "auto") -> None:
     """A block of figures a workload on standard output."""
     console = Console(
-        force_terminal={"always": True, "never": False}.get(color),
-        no_color=color == "never" or None,
-        highlight=False,
+        force_terminal={"always": True, "never": False}.get(color), no_color=color == "never" or None, highlight=False
     )
     for result in results:
         figures = result_object(result)
@@ -223,15 +215,9 @@ def _latencies(figures: dict[str, Any]) -> Table:
     table.add_column("latency")
     for percentile in ("p50", "p90", "p99"):
         table.add_column(percentile, justify="right")
-    for key, title in (
-        ("ttft_s", "first token"),
-        ("e2e_s", "whole request"),
-        ("itl_s", "between tokens"),
-    ):
+    for key, title in (("ttft_s", "first token"), ("e2e_s", "whole request"), ("itl_s", "between tokens")):
         values = figures[key]
-        table.add_row(
-            title, *(_seconds(values.get(p)) if p in values else "" for p in ("p50", "p90", "p99"))
-        )
+        table.add_row(title, *(_seconds(values.get(p)) if p in values else "" for p in ("p50", "p90", "p99")))
     return table
 
 

@@ -20,11 +20,7 @@ from logscope.server.settings import SETTINGS
 from parsers.reading.events import Coverage
 
 __all__ = ["analysis_document", "evidence_object", "whatif_document"]
-_LATENCY = {
-    "ttft_s": ("p50", "p90", "p99"),
-    "e2e_s": ("p50", "p90", "p99"),
-    "itl_s": ("p50", "p99"),
-}
+_LATENCY = {"ttft_s": ("p50", "p90", "p99"), "e2e_s": ("p50", "p90", "p99"), "itl_s": ("p50", "p99")}
 
 
 def analysis_document(analysis: Analysis) -> dict[str, Any]:
@@ -74,9 +70,7 @@ def _input(coverage: Coverage, results: Iterable[EngineResult]) -> dict[str, Any
         "out_of_order": coverage.out_of_order,
         "truncated": coverage.truncated,
         "skipped_sources": coverage.skipped_sources,
-        "warning_samples": [
-            {**sample, "text": beginning(sample["text"])} for sample in coverage.warning_samples
-        ],
+        "warning_samples": [{**sample, "text": beginning(sample["text"])} for sample in coverage.warning_samples],
         "start": iso(min(times)) if times else None,
         "end": iso(max(times)) if times else None,
     }
@@ -104,10 +98,7 @@ def _engine(result: EngineResult) -> dict[str, Any]:
         "pressure": result.pressure,
         "preemptions": _preemptions(result.preemptions),
         "latency": _engine_latency(result),
-        "throughput": {
-            "prompt_tokens_per_s": result.prompt_tps,
-            "generation_tokens_per_s": result.generation_tps,
-        },
+        "throughput": {"prompt_tokens_per_s": result.prompt_tps, "generation_tokens_per_s": result.generation_tps},
         "ledger": _ledger(answer.ledger if answer else None),
         "replay": _replay(result),
         "spikes": [_spike(s) for s in answer.spikes] if answer else [],
@@ -124,25 +115,18 @@ def _engine_latency(result: EngineResult) -> dict[str, Any]:
 
 def _preemptions(found: Preemptions) -> dict[str, Any]:
     return {
-        "logged": {
-            "low": found.logged.low,
-            "high": found.logged.high if found.logged.low is not None else None,
-        },
+        "logged": {"low": found.logged.low, "high": found.logged.high if found.logged.low is not None else None},
         "low": found.low,
         "value": found.value,
         "high": found.high,
         "basis": found.basis,
         "recomputed_tokens": found.recomputed_tokens,
-        "timeline": [
-            {"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in found.timeline
-        ],
+        "timeline": [{"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in found.timeline],
         "inferred": _inferred(found.inferred, found.inferred_tokens),
     }
 
 
-def _inferred(
-    counts: tuple[float, float, float] | None, tokens: float | None
-) -> dict[str, Any] | None:
+def _inferred(counts: tuple[float, float, float] | None, tokens: float | None) -> dict[str, Any] | None:
     """What the replay says where another witness counted."""
     if counts is None:
         return None
@@ -170,18 +154,14 @@ def _sum_preemptions(parts: list[Preemptions]) -> dict[str, Any]:
     return {
         "logged": {
             "low": sum(g.low or 0 for g in logged) if logged else None,
-            "high": sum(g.high or 0 for g in logged)
-            if logged and all(g.high is not None for g in logged)
-            else None,
+            "high": sum(g.high or 0 for g in logged) if logged and all(g.high is not None for g in logged) else None,
         },
         "low": sum(p.low or 0 for p in known) if known else None,
         "value": sum(p.value or 0 for p in known) if known else None,
         "high": sum(h or 0 for h in highs) if known and None not in highs else None,
         "basis": ("inferred" if "inferred" in bases else bases.pop()) if bases else None,
         "recomputed_tokens": sum(tokens) if tokens else None,
-        "timeline": [
-            {"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in timeline
-        ],
+        "timeline": [{"start": iso(s.start), "end": iso(s.end), "value": s.value} for s in timeline],
         "inferred": _sum_inferred(parts),
     }
 
@@ -203,9 +183,7 @@ def _ledger(found: Mapping[str, Mapping[str, float]] | None) -> dict[str, Any]:
 
 def _sum_ledger(results: Iterable[EngineResult], top: dict[str, Any] | None) -> dict[str, Any]:
     document = dict(top["ledger"]) if top else _ledger(None)
-    ledgers = [
-        r.answer.ledger["total_s"] for r in results if r.answer is not None and r.answer.ledger
-    ]
+    ledgers = [r.answer.ledger["total_s"] for r in results if r.answer is not None and r.answer.ledger]
     if ledgers:
         document["total_s"] = {label: sum(g.get(label, 0.0) for g in ledgers) for label in LABELS}
     return document

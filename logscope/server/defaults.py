@@ -85,9 +85,7 @@ def _is_large(release: str, on: Deployment) -> bool | None:
         return None
     if _since(release, "0.28.0") and on.device_gib >= 160:
         return True
-    excepted = (_since(release, "0.9.0") and "A100" in name) or (
-        _since(release, "0.33.0") and "GB10" in name
-    )
+    excepted = (_since(release, "0.9.0") and "A100" in name) or (_since(release, "0.33.0") and "GB10" in name)
     return on.device_gib >= 70 and not excepted
 
 
@@ -210,9 +208,7 @@ _LATEST = {"V0": "0.8.5", "V1": "0.33.0"}
 _NOT_A_DEFAULT = ("num_blocks", "max_model_len")
 
 
-def fill_defaults(
-    configuration: Configuration, engine: str | None, version: str | None, device: str | None
-) -> None:
+def fill_defaults(configuration: Configuration, engine: str | None, version: str | None, device: str | None) -> None:
     """Set what is unknown to the version's default, basis `default`; without a version the latest one of the engine is taken.
 
     Nothing is filled where neither engine nor version is known, nor what depends on a fact that the log lacks.
@@ -235,8 +231,7 @@ def _deployment(configuration: Configuration, engine: str | None, device: str | 
         engine=engine or "V1",
         device=(device or "cuda").lower(),
         device_gib=float(memory) if isinstance(memory, (int, float)) else None,
-        world_size=(values.get("tensor_parallel_size") or 1)
-        * (values.get("pipeline_parallel_size") or 1),
+        world_size=(values.get("tensor_parallel_size") or 1) * (values.get("pipeline_parallel_size") or 1),
         max_model_len=values.get("max_model_len"),
         max_num_seqs=values.get("max_num_seqs"),
         max_num_batched_tokens=values.get("max_num_batched_tokens"),

@@ -70,15 +70,12 @@ class EngineLog:
         return frame if frame is not None and frame.height else None
 
 
-def engine_logs(
-    frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None = None
-) -> list[EngineLog]:
+def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None = None) -> list[EngineLog]:
     """Split the frames by server, run and engine, and gather each engine's facts; `given` are the user's own (`--set`)."""
     found: list[EngineLog] = []
     for server, run in _runs(frames):
         of_run = {
-            name: frame.filter((pl.col("server") == server) & (pl.col("run") == run))
-            for name, frame in frames.items()
+            name: frame.filter((pl.col("server") == server) & (pl.col("run") == run)) for name, frame in frames.items()
         }
         indices = _indices(of_run)
         for index in indices:
@@ -87,18 +84,12 @@ def engine_logs(
                 if name in of_engine:
                     of_engine[name] = _of_engine(of_engine[name], index, alone=len(indices) == 1)
             facts = _facts(server, run, index, of_engine, given)
-            found.append(
-                EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices))
-            )
+            found.append(EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices)))
     return found
 
 
 def _runs(frames: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
-    pairs = {
-        (s, r)
-        for frame in frames.values()
-        for s, r in frame.select("server", "run").unique().rows()
-    }
+    pairs = {(s, r) for frame in frames.values() for s, r in frame.select("server", "run").unique().rows()}
     return sorted(pairs)
 
 
@@ -118,11 +109,7 @@ def _of_engine(frame: pl.DataFrame, index: int, *, alone: bool) -> pl.DataFrame:
 
 
 def _facts(
-    server: int,
-    run: int,
-    index: int,
-    frames: Mapping[str, pl.DataFrame],
-    given: Mapping[str, Any] | None,
+    server: int, run: int, index: int, frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None
 ) -> EngineFacts:
     rows = _setup_rows(frames)
     configuration = gather(rows, given)
@@ -237,9 +224,7 @@ def _device(frames: Mapping[str, pl.DataFrame], configuration: Configuration) ->
     return str(platform).upper() if platform else None
 
 
-def _kv_cache(
-    rows: list[dict[str, Any]], configuration: Configuration, engine: str | None
-) -> KvCache:
+def _kv_cache(rows: list[dict[str, Any]], configuration: Configuration, engine: str | None) -> KvCache:
     tokens = [r["kv_cache_tokens"] for r in rows if r.get("kv_cache_tokens")]
     size = configuration.values.get("block_size")
     gib = _last(rows, "available_kv_cache_gib") or _last(rows, "kv_cache_gib")
@@ -251,21 +236,13 @@ def _kv_cache(
 def _complete(kv: KvCache, configuration: Configuration) -> KvCache:
     size = configuration.values.get("block_size")
     blocks, tokens = configuration.values.get("num_blocks"), kv.tokens
-    if (
-        size
-        and blocks
-        and tokens
-        and configuration.basis.get("block_size") == "default"
-        and tokens % blocks == 0
-    ):
+    if size and blocks and tokens and configuration.basis.get("block_size") == "default" and tokens % blocks == 0:
         size = tokens // blocks
         configuration.set("block_size", size, "measured")
     if blocks is None and tokens and size:
         blocks = max(1, tokens // size)
         configuration.set(
-            "num_blocks",
-            blocks,
-            "measured" if configuration.basis.get("block_size") == "measured" else "inferred",
+            "num_blocks", blocks, "measured" if configuration.basis.get("block_size") == "measured" else "inferred"
         )
     if tokens is None and blocks and size:
         tokens = blocks * size
@@ -273,18 +250,11 @@ def _complete(kv: KvCache, configuration: Configuration) -> KvCache:
 
 
 def _span(frames: Mapping[str, pl.DataFrame]) -> tuple[datetime | None, datetime | None]:
-    times = [
-        t
-        for frame in frames.values()
-        for t in (frame["at"].min(), frame["at"].max())
-        if isinstance(t, datetime)
-    ]
+    times = [t for frame in frames.values() for t in (frame["at"].min(), frame["at"].max()) if isinstance(t, datetime)]
     return (min(times), max(times)) if times else (None, None)
 
 
-def engine_config(
-    facts: EngineFacts, changes: Mapping[str, Any] | None = None
-) -> EngineConfig | None:
+def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) -> EngineConfig | None:
     """The reference engine's configuration of a server, with `changes`; None where a size that it needs is not known."""
     value = {**facts.config, **(changes or {})}
     if not value.get("num_blocks") or not value.get("block_size"):
@@ -303,9 +273,7 @@ def engine_config(
         enable_chunked_prefill=value["enable_chunked_prefill"]
         if value["enable_chunked_prefill"] is not None
         else not v0,
-        enable_prefix_caching=value["enable_prefix_caching"]
-        if value["enable_prefix_caching"] is not None
-        else not v0,
+        enable_prefix_caching=value["enable_prefix_caching"] if value["enable_prefix_caching"] is not None else not v0,
         policy=value["policy"] or "fcfs",
         long_prefill_token_threshold=value["long_prefill_token_threshold"] or 0,
         reserve_full_isl=more.get("scheduler_reserve_full_isl")
@@ -314,7 +282,5 @@ def engine_config(
         watermark=value["watermark"],
         async_scheduling=asynchronous in (True, "enabled"),
         num_cpu_blocks=int(more.get("num_cpu_blocks") or 0),
-        preemption_mode=more.get("preemption_mode")
-        if more.get("preemption_mode") in ("recompute", "swap")
-        else None,
+        preemption_mode=more.get("preemption_mode") if more.get("preemption_mode") in ("recompute", "swap") else None,
     )

@@ -14,14 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = [
-    "FlagSpelling",
-    "declared_default",
-    "flag_for",
-    "known_settings",
-    "release_of",
-    "version_key",
-]
+__all__ = ["FlagSpelling", "declared_default", "flag_for", "known_settings", "release_of", "version_key"]
 
 # Names of `--set` that differ from vLLM's own setting.
 _ALIASES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy"}
@@ -30,8 +23,7 @@ _ALIASES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_polic
 _V1_SINCE = {"scheduling_policy": "0.9.2", "long_prefill_token_threshold": "0.8.3"}
 
 _VERSION = re.compile(
-    r"v?(\d+(?:\.\d+)*)(?:[.-]?(a|b|rc|dev|post)\.?(\d*))?(?:[.-]?(dev)\.?(\d*))?(?:\+.*)?$",
-    re.IGNORECASE,
+    r"v?(\d+(?:\.\d+)*)(?:[.-]?(a|b|rc|dev|post)\.?(\d*))?(?:[.-]?(dev)\.?(\d*))?(?:\+.*)?$", re.IGNORECASE
 )
 _STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}
 
@@ -127,9 +119,7 @@ def declared_default(setting: str, release: str) -> str | None:
     return None
 
 
-def flag_for(
-    setting: str, version: str | None, *, engine: str | None = None
-) -> FlagSpelling | None:
+def flag_for(setting: str, version: str | None, *, engine: str | None = None) -> FlagSpelling | None:
     """The flag for a setting (also by its `--set` name) in a version, or None where that version has none.
 
     With `engine` (`V0`, `V1`) it is None too where the flag has no effect on that engine, or would make a V1 server fall back to
@@ -158,11 +148,7 @@ def _common_flag(setting: str, engine: str | None) -> FlagSpelling | None:
         if version_key(first) <= key <= version_key(last)
     }
     spellings = {None if spelling is None else spelling.flag for spelling in found}
-    return (
-        flag_for(setting, last, engine=engine)
-        if None not in spellings and len(spellings) == 1
-        else None
-    )
+    return flag_for(setting, last, engine=engine) if None not in spellings and len(spellings) == 1 else None
 
 
 def _works_on(entry: dict[str, Any], setting: str, release: str, engine: str) -> bool:
@@ -179,11 +165,7 @@ def _spelling(
 ) -> FlagSpelling:
     # Aliases: the one that is the setting's own name, else the first long one.
     own = "--" + setting.replace("_", "-")
-    flag = (
-        own
-        if own in spellings
-        else next((s for s in spellings if s.startswith("--")), spellings[0])
-    )
+    flag = own if own in spellings else next((s for s in spellings if s.startswith("--")), spellings[0])
     negation = entry.get("negation")
     boolean = "none"
     if negation is not None:
@@ -199,11 +181,5 @@ def _spelling(
     elif any(default == "False" for _, default in entry["defaults"]):
         boolean = "switch"
     return FlagSpelling(
-        setting,
-        flag,
-        negation,
-        tuple(entry.get("values", ())),
-        entry.get("unit"),
-        entry.get("note"),
-        boolean,
+        setting, flag, negation, tuple(entry.get("values", ())), entry.get("unit"), entry.get("note"), boolean
     )

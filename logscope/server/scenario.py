@@ -78,9 +78,7 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
     config = engine_config(facts, plain)
     assert config is not None
     if config.num_blocks < 2:
-        raise SettingError(
-            "under this change no KV block is left: the weights take all of the memory"
-        )
+        raise SettingError("under this change no KV block is left: the weights take all of the memory")
     try:
         check_config(config)
     except ConfigError as error:
@@ -98,18 +96,12 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
 def _note_what_is_hidden(facts: EngineFacts, changes: Mapping[str, Any], notes: list[str]) -> None:
     """Say where a setting works on something that a log does not show, so that the replay has nothing to go by."""
     if changes.get("policy") not in (None, facts.config.get("policy")):
-        notes.append(
-            "all requests have the same priority (the log shows none), so the policy changes nothing here"
-        )
+        notes.append("all requests have the same priority (the log shows none), so the policy changes nothing here")
     if changes.get("enable_prefix_caching") and not facts.config.get("enable_prefix_caching"):
-        notes.append(
-            "prompts share nothing (not visible while prefix caching is off), so caching changes nothing here"
-        )
+        notes.append("prompts share nothing (not visible while prefix caching is off), so caching changes nothing here")
 
 
-def _blocks(
-    facts: EngineFacts, before: EngineConfig, changes: Mapping[str, Any], notes: list[str]
-) -> int:
+def _blocks(facts: EngineFacts, before: EngineConfig, changes: Mapping[str, Any], notes: list[str]) -> int:
     """KV blocks under a change of memory share, parallel sizes, KV type or block size."""
     now, then = _placement(facts, {}), _placement(facts, changes)
     size = int(changes.get("block_size") or before.block_size)
@@ -118,23 +110,14 @@ def _blocks(
         return max(1, tokens // size)
     if now.gpu_memory_utilization == then.gpu_memory_utilization and now.parallel == then.parallel:
         return int(tokens * now.kv_scale / then.kv_scale) // size
-    memory, weights, kv_bytes = (
-        _gib(facts, n) for n in ("total_gpu_gib", "weights_gib", "available_kv_cache_gib")
-    )
+    memory, weights, kv_bytes = (_gib(facts, n) for n in ("total_gpu_gib", "weights_gib", "available_kv_cache_gib"))
     if memory is None or kv_bytes is None or (weights is None and now.parallel != then.parallel):
         if now.gpu_memory_utilization != then.gpu_memory_utilization:
             raise SettingError(
                 "the log does not show the GPU's memory, so what gpu_memory_utilization changes is not known; give the result with --set num_blocks=N"
             )
-        notes.append(
-            "KV blocks are taken as proportional to the devices: the log does not show weights and memory"
-        )
-        return (
-            int(
-                tokens * now.kv_scale / then.kv_scale * then.parallel.devices / now.parallel.devices
-            )
-            // size
-        )
+        notes.append("KV blocks are taken as proportional to the devices: the log does not show weights and memory")
+        return int(tokens * now.kv_scale / then.kv_scale * then.parallel.devices / now.parallel.devices) // size
     model = ModelShape(
         weight_bytes=max(1.0, (weights or 0.0) * now.parallel.devices),
         kv_bytes_per_token=kv_bytes / tokens / now.kv_scale * now.parallel.devices,
@@ -152,9 +135,7 @@ def _gib(facts: EngineFacts, name: str) -> float | None:
 
 def _placement(facts: EngineFacts, changes: Mapping[str, Any]) -> Placement:
     value = {**facts.config, **changes}
-    parallel = Parallel(
-        value.get("tensor_parallel_size") or 1, value.get("pipeline_parallel_size") or 1
-    )
+    parallel = Parallel(value.get("tensor_parallel_size") or 1, value.get("pipeline_parallel_size") or 1)
     scale = 0.5 if str(value.get("kv_cache_dtype") or "auto").startswith(FP8) else 1.0
     return Placement(min(1.0, value.get("gpu_memory_utilization") or 0.9), parallel, scale)
 
@@ -170,16 +151,9 @@ def _scale(facts: EngineFacts, changes: Mapping[str, Any], notes: list[str]) -> 
             else 1 + (before / after - 1) * TENSOR_EFFICIENCY
         )
         scale = StepScale(factor, factor, factor, factor)
-        notes.append(
-            f"a step is taken to need {factor:.2f} of its time on {after} tensor ranks instead of {before}"
-        )
-    if changes.get("pipeline_parallel_size") not in (
-        None,
-        facts.config.get("pipeline_parallel_size"),
-    ):
-        notes.append(
-            "pipeline stages are taken to leave a step's time as it is; bubbles are not modelled"
-        )
+        notes.append(f"a step is taken to need {factor:.2f} of its time on {after} tensor ranks instead of {before}")
+    if changes.get("pipeline_parallel_size") not in (None, facts.config.get("pipeline_parallel_size")):
+        notes.append("pipeline stages are taken to leave a step's time as it is; bubbles are not modelled")
     now, then = _placement(facts, {}).kv_scale, _placement(facts, changes).kv_scale
     return replace(scale, kv=scale.kv * then / now)
 

@@ -117,9 +117,7 @@ class Configuration:
             self.basis[name] = basis
 
 
-def gather(
-    rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any] | None = None
-) -> Configuration:
+def gather(rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any] | None = None) -> Configuration:
     """Read a run's `startup` and `kv_sizing` rows (dicts of fields) in their order; `given` overrules what the log says."""
     found = Configuration()
     for row in rows:
@@ -172,11 +170,7 @@ def _fact(name: str, value: Any) -> Any:
 def _fit(name: str, value: Any) -> Any:
     kind = SETTINGS[name]
     if kind is bool:
-        return (
-            value
-            if isinstance(value, bool)
-            else {"true": True, "false": False}.get(str(value).lower())
-        )
+        return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower())
     if kind is str:
         text = str(value)
         return text if text and text != "None" else None
@@ -203,9 +197,7 @@ def parse_settings(pairs: Iterable[str], *, scenario: bool = False) -> dict[str,
         name = name.strip().lstrip("-").replace("-", "_")
         name = _ALIASES.get(name, name)
         if not sep or name not in known:
-            raise SettingError(
-                f"--set {pair}: unknown setting; write KEY=VALUE with one of {', '.join(known)}"
-            )
+            raise SettingError(f"--set {pair}: unknown setting; write KEY=VALUE with one of {', '.join(known)}")
         found[name] = _parse_value(name, text.strip(), known[name], pair)
     return found
 
@@ -231,12 +223,7 @@ def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
         number = float(text.replace(",", "").replace("_", ""))
     except ValueError:
         raise SettingError(f"--set {pair}: {name} is a number") from None
-    if (
-        number != number
-        or number in (float("inf"), float("-inf"))
-        or number < 0
-        or (number == 0 and name in _POSITIVE)
-    ):
+    if number != number or number in (float("inf"), float("-inf")) or number < 0 or (number == 0 and name in _POSITIVE):
         raise SettingError(f"--set {pair}: {name} is a number above 0")
     if kind is int and number != int(number):
         raise SettingError(f"--set {pair}: {name} is a whole number")

@@ -41,9 +41,7 @@ _WINDOW = (
 )
 # fmt: on
 # A grammar of the request itself, not the words inside a stop string.
-GRAMMAR = (
-    r"[ ,(](?:guided_decoding=GuidedDecodingParams|structured_outputs=StructuredOutputsParams)\("
-)
+GRAMMAR = r"[ ,(](?:guided_decoding=GuidedDecodingParams|structured_outputs=StructuredOutputsParams)\("
 
 MIN_SPREAD = 0.25
 MIN_COUNT = 3.0
@@ -56,9 +54,7 @@ def widened(low: float, value: float, high: float) -> tuple[float, float, float]
     return max(0.0, value - down), value, value + up
 
 
-def unsupported_features(
-    configuration: Configuration, frames: Mapping[str, pl.DataFrame]
-) -> tuple[str, ...]:
+def unsupported_features(configuration: Configuration, frames: Mapping[str, pl.DataFrame]) -> tuple[str, ...]:
     """The features' names, in a user's words; those of `DECLINED` first. Frames are those of one engine."""
     rows = _variants(frames)
     return (
@@ -92,9 +88,7 @@ def _other_machines(
     layers = _layers(more, variants)
     if layers is not None:
         yield layers
-    elif not _given(more, "disable_hybrid_kv_cache_manager") and _concurrency_differs(
-        configuration, frames
-    ):
+    elif not _given(more, "disable_hybrid_kv_cache_manager") and _concurrency_differs(configuration, frames):
         yield WINDOW_LAYERS
     if "v1_diffusion" in variants:
         yield DIFFUSION
@@ -119,9 +113,7 @@ def _speculates(more: Mapping[str, Any], variants: Set[str]) -> bool:
     )
 
 
-def _cache(
-    configuration: Configuration, frames: Mapping[str, pl.DataFrame], variants: frozenset[str]
-) -> Iterable[str]:
+def _cache(configuration: Configuration, frames: Mapping[str, pl.DataFrame], variants: frozenset[str]) -> Iterable[str]:
     more = configuration.more
     offload = more.get("kv_offloading_size")
     if (
@@ -154,9 +146,7 @@ def _scheduling(
         yield "structured output"
     elif _any_above_zero(frames, "deferred"):
         yield "deferred requests (structured output, transfers or LoRA limits)"
-    if _requests(
-        requests, (pl.col("n") > 1) | pl.col("params").str.starts_with("BeamSearchParams(")
-    ):
+    if _requests(requests, (pl.col("n") > 1) | pl.col("params").str.starts_with("BeamSearchParams(")):
         yield "several outputs a request"
 
 
@@ -190,11 +180,7 @@ def _is_pooling(more: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> 
     if _requests(frames.get("request"), pl.col("params").str.starts_with("PoolingParams(")):
         return True
     http = frames.get("http")
-    if (
-        http is None
-        or "path" not in http.columns
-        or _any_above_zero(frames, "generation_throughput")
-    ):
+    if http is None or "path" not in http.columns or _any_above_zero(frames, "generation_throughput"):
         return False
     last = pl.col("path").str.split("?").list.first().str.split("/").list.last()
     return http.filter((pl.col("status") == 200) & last.is_in(POOLING_PATHS)).height > 0

@@ -32,9 +32,7 @@ class _Found:
     notes: list[str] = field(default_factory=list)
 
 
-def witnessed(
-    analysis: Analysis, metrics: MetricsWitness | None, latencies: LatencyWitness | None
-) -> Analysis:
+def witnessed(analysis: Analysis, metrics: MetricsWitness | None, latencies: LatencyWitness | None) -> Analysis:
     """The analysis with what the witnesses measured.
 
     Metrics belong to the servers of the log as far as labels and restarts tell them apart; else only the sum over all is measured.
@@ -56,11 +54,7 @@ def witnessed(
         "notes": found.notes,
     }
     return replace(
-        analysis,
-        engines=tuple(found.results),
-        witness=block,
-        total_preemptions=found.total,
-        latency=latency,
+        analysis, engines=tuple(found.results), witness=block, total_preemptions=found.total, latency=latency
     )
 
 
@@ -77,9 +71,7 @@ def _count(found: _Found, served: Sequence[int], metrics: MetricsWitness) -> Non
     alone = all(len(indices) == 1 for indices in runs.values())
     if len(served) == 1:
         _settle(found, served[0], growth, from_start=from_start)
-    elif len(runs) == 1 and metrics.engines == {
-        str(found.results[i].log.facts.engine_index) for i in served
-    }:
+    elif len(runs) == 1 and metrics.engines == {str(found.results[i].log.facts.engine_index) for i in served}:
         for i in served:
             own = metrics.preemptions(found.results[i].log.facts.engine_index)
             if own is not None:
@@ -116,9 +108,7 @@ def _settle_total(found: _Found, growth: Growth, *, from_start: bool) -> None:
     count = growth.from_zero if from_start else growth.seen
     parts = [r.preemptions for r in found.results if r.preemptions.value is not None]
     known = [p for p in parts if p.low is not None and p.high is not None]
-    low, value, high = (
-        sum(getattr(p, name) for p in known) if known else None for name in ("low", "value", "high")
-    )
+    low, value, high = (sum(getattr(p, name) for p in known) if known else None for name in ("low", "value", "high"))
     tokens = sum(p.recomputed_tokens or 0.0 for p in known) if known else None
     stretches = tuple(s for p in parts for s in p.timeline)
     basis = "inferred" if known else None
@@ -147,12 +137,7 @@ def _measured(before: Preemptions, count: float, stretches: tuple[Stretch, ...])
     """The counter's number; the tokens that were computed twice are the replay's, in proportion."""
     whole = round(count)
     inferred = None
-    if (
-        before.basis == "inferred"
-        and before.low is not None
-        and before.value is not None
-        and before.high is not None
-    ):
+    if before.basis == "inferred" and before.low is not None and before.value is not None and before.high is not None:
         inferred = (before.low, before.value, before.high)
     tokens = 0.0 if whole == 0 else None
     if whole and before.value and before.recomputed_tokens is not None:
@@ -186,13 +171,7 @@ def _with_count(result: EngineResult, preemptions: Preemptions) -> EngineResult:
     verdict = result.verdict
     if verdict == "not-enough-evidence" and count >= REPEATS:
         verdict = "kv-capacity"
-    return replace(
-        result,
-        preemptions=preemptions,
-        findings=tuple(findings),
-        pressure=pressure,
-        verdict=verdict,
-    )
+    return replace(result, preemptions=preemptions, findings=tuple(findings), pressure=pressure, verdict=verdict)
 
 
 def _asks_for_it(finding: Finding) -> bool:
@@ -236,9 +215,7 @@ def _offset(growth: Growth, result: EngineResult) -> timedelta | None:
         if "outer_time" in frame.columns and "time" in frame.columns:
             both = frame.filter(pl.col("outer_time").is_not_null() & pl.col("time").is_not_null())
             if both.height:
-                ahead = (
-                    both["time"] - both["outer_time"].dt.replace_time_zone(None)
-                ).dt.total_seconds()
+                ahead = (both["time"] - both["outer_time"].dt.replace_time_zone(None)).dt.total_seconds()
                 middle = ahead.median()
                 if isinstance(middle, (int, float)):
                     return timedelta(minutes=15 * round(middle / 900))

@@ -46,19 +46,13 @@ def _read(name: str) -> str:
             head = file.read(16)
             kind = compression_of(head)
             file.seek(0)
-            blocks = (
-                decoded(kind, lambda: file.read(1 << 20))
-                if kind
-                else iter(lambda: file.read(1 << 20), b"")
-            )
+            blocks = decoded(kind, lambda: file.read(1 << 20)) if kind else iter(lambda: file.read(1 << 20), b"")
             parts, size = [], 0
             for block in blocks:
                 parts.append(block)
                 size += len(block)
                 if size > MAX_BYTES:
-                    raise WitnessError(
-                        f"{name}: more than {MAX_BYTES >> 20} MiB; give a shorter stretch"
-                    )
+                    raise WitnessError(f"{name}: more than {MAX_BYTES >> 20} MiB; give a shorter stretch")
     except OSError as error:
         raise WitnessError(f"{name}: {error.strerror or error}") from None
     except DamagedError as error:
@@ -69,9 +63,7 @@ def _read(name: str) -> str:
 class _OnlyWeb(urllib.request.HTTPRedirectHandler):
     """Follows a redirect to http(s) and to nothing else."""
 
-    def redirect_request(
-        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> Any:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if urlsplit(newurl).scheme not in ("http", "https"):
             raise urllib.error.URLError(f"redirected to {newurl[:80]}, which is not read")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

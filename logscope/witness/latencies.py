@@ -86,15 +86,12 @@ def read_latencies(name: str) -> LatencyWitness:
     return found
 
 
-def _of_requests(
-    name: str, form: str, requests: list[ClientRequest], failed: int
-) -> LatencyWitness:
+def _of_requests(name: str, form: str, requests: list[ClientRequest], failed: int) -> LatencyWitness:
     gaps = [g for r in requests for g in r.gaps_s]
     longest = [
         gap
         for r in requests
-        if (gap := r.longest_gap_s if r.longest_gap_s is not None else max(r.gaps_s, default=None))
-        is not None
+        if (gap := r.longest_gap_s if r.longest_gap_s is not None else max(r.gaps_s, default=None)) is not None
     ]
     latency = {
         "ttft_s": _percentiles([r.ttft_s for r in requests], 50, 90, 99),
@@ -150,11 +147,7 @@ def _bench(name: str, document: Mapping[str, Any]) -> LatencyWitness:
         "vllm bench serve",
         int(_number(document.get("completed")) or 0),
         int(_number(document.get("failed")) or 0),
-        {
-            "ttft_s": told("ttft", 50, 90, 99),
-            "e2e_s": told("e2el", 50, 90, 99),
-            "itl_s": told("itl", 50, 99),
-        },
+        {"ttft_s": told("ttft", 50, 90, 99), "e2e_s": told("e2el", 50, 90, 99), "itl_s": told("itl", 50, 99)},
         {"p50": None, "p99": None, "max": None},
     )
 
@@ -201,9 +194,7 @@ def _rows(rows: Iterable[Any]) -> tuple[list[ClientRequest], int]:
 
 def _row(row: Mapping[Any, Any]) -> ClientRequest | None:
     def at(name: str) -> float | None:
-        return _number(
-            next((row[k] for k in (name, f"{name}_s") if row.get(k) not in (None, "")), None)
-        )
+        return _number(next((row[k] for k in (name, f"{name}_s") if row.get(k) not in (None, "")), None))
 
     sent, first, done = at("sent"), at("first_token"), at("finished")
     if sent is None or done is None or done < sent or (first is not None and first < sent):

@@ -9,13 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from logscope.witness.fetch import WitnessError, text_of
-from logscope.witness.samples import (
-    Point,
-    Samples,
-    looks_like_exposition,
-    read_exposition,
-    read_json,
-)
+from logscope.witness.samples import Point, Samples, looks_like_exposition, read_exposition, read_json
 
 __all__ = ["Growth", "MetricsWitness", "read_metrics"]
 
@@ -26,11 +20,7 @@ _LATENCIES = {
     # Before 0.11 the gaps between tokens bear the second name.
     "itl_s": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
 }
-_POINTS = {
-    "ttft_s": ("p50", "p90", "p99"),
-    "e2e_s": ("p50", "p90", "p99"),
-    "itl_s": ("p50", "p99"),
-}
+_POINTS = {"ttft_s": ("p50", "p90", "p99"), "e2e_s": ("p50", "p90", "p99"), "itl_s": ("p50", "p99")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +69,7 @@ def _together(parts: Sequence[Growth]) -> Growth:
         for i, life in enumerate(part.lives):
             lives[most - len(part.lives) + i] += life
     steps = sorted(s for p in parts for s in p.steps)
-    return Growth(
-        sum(p.first for p in parts), tuple(lives), max(p.scrapes for p in parts), tuple(steps)
-    )
+    return Growth(sum(p.first for p in parts), tuple(lives), max(p.scrapes for p in parts), tuple(steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +110,7 @@ class MetricsWitness:
         found: dict[str, Any] = {}
         for key, names in _LATENCIES.items():
             buckets = next((b for n in names if (b := self._buckets(n, from_zero=from_zero))), None)
-            found[key] = {
-                p: _quantile(buckets, float(p[1:]) / 100) if buckets else None for p in _POINTS[key]
-            }
+            found[key] = {p: _quantile(buckets, float(p[1:]) / 100) if buckets else None for p in _POINTS[key]}
         return found if any(v["p50"] is not None for v in found.values()) else None
 
     def document(self) -> dict[str, Any]:

@@ -51,10 +51,7 @@ WANTED = frozenset(
 """The metrics that are kept, by their newest names."""
 
 # Names of earlier versions (V0, and V1 before 0.11), and of exporters that lose the colon or put a word before it.
-_OLDER = {
-    "vllm:num_preemptions": "vllm:num_preemptions_total",
-    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
-}
+_OLDER = {"vllm:num_preemptions": "vllm:num_preemptions_total", "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc"}
 _VLLM = re.compile(r"(?:ray_)?vllm[:_](?P<rest>[A-Za-z0-9_]+)$")
 
 
@@ -192,9 +189,7 @@ def _time_alone(line: str) -> float | None:
 
 
 # vllm:request_success_total[length], or with labels in braces as Prometheus writes them
-_KEY = re.compile(
-    r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\[(?P<word>[^\]]*)\]|\{(?P<labels>[^}]*)\})?$"
-)
+_KEY = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\[(?P<word>[^\]]*)\]|\{(?P<labels>[^}]*)\})?$")
 _ANSWERS_LABEL = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]{0,199})="([^"]*)"')
 _TIMES = ("ts", "time", "timestamp")
 

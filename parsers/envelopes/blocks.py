@@ -27,9 +27,7 @@ from parsers.lines import Line, Loss, Outer, TextBlock, text_blocks
 __all__ = ["Worn", "is_newest_first", "turned_round", "undressed", "undressed_again", "unwrapped"]
 _LAYERS = 3
 _FEWEST_LINES = 8
-_MOST_UNUSUAL = (
-    8  # one line in so many may be worth a look; with more of them line by line is as fast
-)
+_MOST_UNUSUAL = 8  # one line in so many may be worth a look; with more of them line by line is as fast
 _RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
 
 
@@ -198,9 +196,7 @@ class _Pieces:
         return bare
 
 
-def _rejoined(
-    blocks: Iterator[TextBlock], rows: Rows, unwrapper: Unwrapper
-) -> Iterator[list[Line]]:
+def _rejoined(blocks: Iterator[TextBlock], rows: Rows, unwrapper: Unwrapper) -> Iterator[list[Line]]:
     """Lines that a terminal wrapped: joined, then taken out of their envelopes."""
     for block in blocks:
         joined = list(rows.join(enumerate(block.texts(), block.number)))
@@ -229,9 +225,7 @@ def _exported(blocks: Iterator[bytes], clock: Clock, *, by_entry: bool) -> Itera
     yield lines + unwrapper.finish()
 
 
-def _entry_lines(
-    unwrapper: Unwrapper, number: int, fields: dict[str, object], clock: Clock
-) -> list[Line]:
+def _entry_lines(unwrapper: Unwrapper, number: int, fields: dict[str, object], clock: Clock) -> list[Line]:
     peeled = journal_entry(fields, clock, "journal-export")
     return unwrapper.entry(number, peeled) if peeled is not None else []
 

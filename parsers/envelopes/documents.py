@@ -111,9 +111,7 @@ class _Export:
             self._wanted = length if readable else 0
             return True
         size = sum(len(part.encode("utf-8", "replace")) + 1 for part in self._value) - 8
-        missing = (
-            self._wanted - size - len(self._value)
-        )  # each line may have lost a carriage return
+        missing = self._wanted - size - len(self._value)  # each line may have lost a carriage return
         return missing > 0 or not (not text or _EXPORT_NAME.match(text))
 
     def _close(self) -> None:
@@ -127,9 +125,7 @@ class _Export:
         return [peeled] if peeled else []
 
 
-_OPENS_LIST = re.compile(
-    r'\s*"(?:events|entries|results?|hits|data|values|streams|logs|records|items)"\s*:\s*\[\s*\Z'
-)
+_OPENS_LIST = re.compile(r'\s*"(?:events|entries|results?|hits|data|values|streams|logs|records|items)"\s*:\s*\[\s*\Z')
 _JSON_LINE = re.compile(r'\s*(?:"|[{}\[\]]|-?\d|true|false|null|[A-Za-z@_][\w@.]*\s*:)')
 
 
@@ -145,9 +141,7 @@ class _Pretty:
         if not self._lines:
             self._indent = text[: len(text) - len(text.lstrip())]
         elif bare == "{" and len(self._lines) <= 3 and _OPENS_LIST.match(self._lines[-1]):
-            return (
-                Verdict.NOT_MINE
-            )  # a document: its entries are collected one by one, from this line on
+            return Verdict.NOT_MINE  # a document: its entries are collected one by one, from this line on
         elif bare and not _JSON_LINE.match(text):
             return Verdict.NOT_MINE
         self._lines.append(text)
@@ -174,9 +168,7 @@ _TOP_KEY = re.compile(
 )
 
 
-_SCALARS = frozenset(
-    ("insertId", "logName", "receiveTimestamp", "timestamp", "severity", "trace", "spanId")
-)
+_SCALARS = frozenset(("insertId", "logName", "receiveTimestamp", "timestamp", "severity", "trace", "spanId"))
 
 
 class _CloudYaml:

@@ -12,15 +12,7 @@ from typing import NamedTuple
 from parsers.envelopes.stamps import Clock
 from parsers.lines import JsonRecord, Outer
 
-__all__ = [
-    "MAX_LENGTH",
-    "Envelope",
-    "Partials",
-    "Peeled",
-    "Whole",
-    "looks_like_record",
-    "of_each_line",
-]
+__all__ = ["MAX_LENGTH", "Envelope", "Partials", "Peeled", "Whole", "looks_like_record", "of_each_line"]
 
 
 class Peeled(NamedTuple):
@@ -104,15 +96,7 @@ class Partials:
         """The whole line that this part completes (its number that of the first part), or None."""
         if not self._open and not peeled.partial:
             return number, peeled.text, outer
-        key: _Key = (
-            outer.envelope,
-            outer.host,
-            outer.unit,
-            outer.pod,
-            outer.container,
-            outer.stream,
-            outer.pid,
-        )
+        key: _Key = (outer.envelope, outer.host, outer.unit, outer.pod, outer.container, outer.stream, outer.pid)
         begun = self._open.pop(key, None)
         if begun is None:
             if not peeled.partial:

@@ -47,14 +47,10 @@ _VIEWER = re.compile(
     re.A,
 )
 # 2026-05-08T17:47:03Z {app="vllm", pod="vllm-0"} INFO ...
-_LOGCLI = re.compile(
-    rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)', re.A
-)
+_LOGCLI = re.compile(rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)', re.A)
 _LABEL = re.compile(r'(?<!\w)(\w{1,100})="((?:[^"\\]|\\.)*)"', re.A)
 # 2026-05-08T17:47:03.906000+00:00 vllm/vllm/0123abcd INFO ...   (aws logs tail)
-_STREAM = re.compile(
-    rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ", re.A
-)
+_STREAM = re.compile(rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ", re.A)
 # > - 2024-06-22T20:16:34.700+00:00 ERROR ...
 _QUOTE = re.compile(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])", re.A)
 
@@ -77,9 +73,7 @@ def _bracketed(text: str, clock: Clock) -> Peeled | None:
     if found is None:
         return None
     iso = found["iso"]
-    return Peeled(
-        Outer("bracketed-timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso)
-    )
+    return Peeled(Outer("bracketed-timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso))
 
 
 def _viewer(text: str, clock: Clock) -> Peeled | None:
@@ -87,9 +81,7 @@ def _viewer(text: str, clock: Clock) -> Peeled | None:
     if found is None:
         return None
     label = found["label"].strip("[]")
-    outer = Outer(
-        "viewer", clock.stamp(found["iso"]), stream=label if label.startswith("std") else None
-    )
+    outer = Outer("viewer", clock.stamp(found["iso"]), stream=label if label.startswith("std") else None)
     return Peeled(outer, text[found.end() :], shape=_shape(found["iso"]))
 
 
@@ -101,10 +93,7 @@ def _logcli(text: str, clock: Clock) -> Peeled | None:
     outer = Outer(
         "loki",
         clock.stamp(found["iso"]),
-        host=labels.get("node_name")
-        or labels.get("node")
-        or labels.get("host")
-        or labels.get("instance"),
+        host=labels.get("node_name") or labels.get("node") or labels.get("host") or labels.get("instance"),
         unit=labels.get("unit"),
         pod=labels.get("pod") or labels.get("pod_name"),
         container=labels.get("container") or labels.get("container_name"),
@@ -134,22 +123,16 @@ PARTICULAR = (
 )
 PLAIN_STAMPS = (
     Envelope("timestamp", _DIGITS, _stamp, True, True, of_each_line(_STAMP)),
-    Envelope(
-        "bracketed-timestamp", frozenset("["), _bracketed, True, False, of_each_line(_BRACKETED)
-    ),
+    Envelope("bracketed-timestamp", frozenset("["), _bracketed, True, False, of_each_line(_BRACKETED)),
     Envelope("quote", frozenset(">-*\u201c\u2018"), _quote, weak=True),
 )
 
 # 2026-05-08T17:47:03.906123456Z stderr F INFO ...
-_CRI = re.compile(
-    rf"(?P<iso>{ISO}) (?P<stream>stdout|stderr) (?P<tag>[PF])(?::[^\s:]{{1,20}}){{0,4}}(?: |$)",
-    re.A,
-)
+_CRI = re.compile(rf"(?P<iso>{ISO}) (?P<stream>stdout|stderr) (?P<tag>[PF])(?::[^\s:]{{1,20}}){{0,4}}(?: |$)", re.A)
 _CRI_WHOLE = re.compile(_CRI.pattern.replace("[PF]", "F"), re.A)
 # [pod/vllm-0/vllm] INFO ...
 _POD = re.compile(
-    r"\[pod/(?P<pod>[a-z0-9][a-z0-9.-]{0,252})(?:/(?P<container>[a-z0-9][a-z0-9-]{0,62}))?\](?: |$)",
-    re.A,
+    r"\[pod/(?P<pod>[a-z0-9][a-z0-9.-]{0,252})(?:/(?P<container>[a-z0-9][a-z0-9-]{0,62}))?\](?: |$)", re.A
 )
 # vllm-0 vllm INFO ...   and with --all-namespaces: serving vllm-0 vllm INFO ...
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
@@ -184,9 +167,7 @@ def _pod(text: str, clock: Clock) -> Peeled | None:
     found = _POD.match(text)
     if found is None:
         return None
-    return Peeled(
-        Outer("kubectl-prefix", pod=found["pod"], container=found["container"]), text[found.end() :]
-    )
+    return Peeled(Outer("kubectl-prefix", pod=found["pod"], container=found["container"]), text[found.end() :])
 
 
 def _stern(pattern: re.Pattern[str], text: str) -> Peeled | None:
@@ -234,8 +215,7 @@ WEAK = (
 
 # "0: INFO ..."   "[1,0]<stderr>:INFO ..."   "[default0]:INFO ..."
 _TASK = re.compile(
-    r"(?: {0,4}\d{1,5}: |\[\d{1,6},\d{1,6}\]<(?P<stream>stdout|stderr)>: ?|\[(?:default|rank)\d{1,5}\]: ?)",
-    re.A,
+    r"(?: {0,4}\d{1,5}: |\[\d{1,6},\d{1,6}\]<(?P<stream>stdout|stderr)>: ?|\[(?:default|rank)\d{1,5}\]: ?)", re.A
 )
 # "Sep 22 23:46:42 INFO ..."
 _MONTH = re.compile(
@@ -246,13 +226,9 @@ _MONTH = re.compile(
 # "1778262423.906123 INFO ..."
 _EPOCH = re.compile(r"(?P<epoch>\d{10}\.\d{1,9})(?: |$)", re.A)
 # "10:08:01 INFO ..."   "[10:08:01.172] INFO ..."
-_TIME = re.compile(
-    r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: |$)", re.A
-)
+_TIME = re.compile(r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: |$)", re.A)
 # "build<TAB>Run the server<TAB>2026-05-08T17:47:03.1234567Z INFO ..."
-_JOB = re.compile(
-    rf"(?P<job>[^\t\n]{{1,100}})\t[^\t\n]{{0,200}}\t\ufeff?(?P<iso>{ISO})(?: |$)", re.A
-)
+_JOB = re.compile(rf"(?P<job>[^\t\n]{{1,100}})\t[^\t\n]{{0,200}}\t\ufeff?(?P<iso>{ISO})(?: |$)", re.A)
 # ESC _bk;t=1778262423906 BEL
 _BUILDKITE = re.compile(r"\x1b_bk;t=(?P<epoch>\d{13})\x07", re.A)
 # "2026-05-08T17:47:03.906123Z 01O INFO ..."
@@ -286,9 +262,7 @@ def _job(text: str, clock: Clock) -> Peeled | None:
     found = _JOB.match(text)
     if found is None:
         return None
-    return Peeled(
-        Outer("ci-job", clock.stamp(found["iso"]), unit=found["job"]), text[found.end() :]
-    )
+    return Peeled(Outer("ci-job", clock.stamp(found["iso"]), unit=found["job"]), text[found.end() :])
 
 
 def _buildkite(text: str, clock: Clock) -> Peeled | None:

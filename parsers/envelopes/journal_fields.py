@@ -65,9 +65,7 @@ class ExportReader:
         self._line = 1
         self._start = 1
         self._fields: dict[str, object] = {}
-        self._binary: tuple[str, int] | None = (
-            None  # the field whose value is awaited, and its length
-        )
+        self._binary: tuple[str, int] | None = None  # the field whose value is awaited, and its length
 
     def feed(self, block: bytes) -> Iterator[tuple[int, dict[str, object]]]:
         """The entries that this block completes."""

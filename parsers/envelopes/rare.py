@@ -32,15 +32,7 @@ from parsers.envelopes.forms import possible_envelopes
 from parsers.envelopes.stamps import Clock
 from parsers.lines import MAX_LINE, JsonRecord, Line, Outer, json_without_lone_surrogates
 
-__all__ = [
-    "Rows",
-    "TooLargeError",
-    "goes_back",
-    "inner_clocks",
-    "mapping_of",
-    "newest_last",
-    "rows_of",
-]
+__all__ = ["Rows", "TooLargeError", "goes_back", "inner_clocks", "mapping_of", "newest_last", "rows_of"]
 _NARROWEST, _WIDEST = 40, 400
 _FEWEST = 3  # full rows that make a width
 _DROPPED = 2
@@ -115,17 +107,13 @@ def _dress(starts: Sequence[str]) -> frozenset[tuple[str, str]]:
     names: Counter[str] = Counter()
     for (name, _), count in shapes.items():
         names[name] += count
-    return frozenset(
-        shape for shape, count in shapes.items() if count > 1 and 2 * names[shape[0]] > len(starts)
-    )
+    return frozenset(shape for shape, count in shapes.items() if count > 1 and 2 * names[shape[0]] > len(starts))
 
 
 _IN_MEMORY = 32 << 20
 _LARGEST = 4 << 30
 _BLOCK = 1 << 20
-_RECORD_CLOCK = re.compile(
-    rb"^[^\n]{0,160}?(?:INFO|DEBUG|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) ", re.M
-)
+_RECORD_CLOCK = re.compile(rb"^[^\n]{0,160}?(?:INFO|DEBUG|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) ", re.M)
 
 
 class TooLargeError(Exception):

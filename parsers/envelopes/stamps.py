@@ -9,9 +9,7 @@ from zoneinfo import ZoneInfo
 __all__ = ["ISO", "Clock", "zone_of"]
 
 # A pattern's piece: 2026-05-08T17:47:03.906123+00:00 and its relatives; group names would clash where two are used.
-ISO = (
-    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?Z| ?[+-]\d\d:?\d\d|[+-]\d\d| UTC| GMT)?"
-)
+ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?Z| ?[+-]\d\d:?\d\d|[+-]\d\d| UTC| GMT)?"
 
 _ISO_AT_START = re.compile(ISO)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -55,9 +53,7 @@ class Clock:
 
     def _minute(self, day: str, minute: str, zone: str) -> int | None:
         try:
-            local = datetime(
-                int(day[:4]), int(day[5:7]), int(day[8:]), int(minute[:2]), int(minute[3:])
-            )
+            local = datetime(int(day[:4]), int(day[5:7]), int(day[8:]), int(minute[:2]), int(minute[3:]))
             if not zone:
                 aware = local.replace(tzinfo=self.zone)
             elif zone in ("Z", "UTC", "GMT"):
@@ -143,9 +139,7 @@ def zone_of(name: str | None) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
-        raise ValueError(
-            f"unknown time zone {name!r}; give a name such as Europe/Berlin"
-        ) from error
+        raise ValueError(f"unknown time zone {name!r}; give a name such as Europe/Berlin") from error
 
 
 def _microseconds(moment: datetime) -> int:

@@ -20,37 +20,11 @@ from parsers.lines import JsonRecord, Outer, json_without_lone_surrogates
 
 __all__ = ["entries", "from_line", "parse"]
 
-_TEXT_KEYS = (
-    "log",
-    "message",
-    "msg",
-    "MESSAGE",
-    "textPayload",
-    "@message",
-    "line",
-    "_raw",
-    "Body",
-    "body",
-)
-_TIME_KEYS = (
-    "time",
-    "timestamp",
-    "@timestamp",
-    "ts",
-    "_time",
-    "date",
-    "Timestamp",
-    "observedTimestamp",
-)
+_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "@message", "line", "_raw", "Body", "body")
+_TIME_KEYS = ("time", "timestamp", "@timestamp", "ts", "_time", "date", "Timestamp", "observedTimestamp")
 _RECORD_TIMES = ("asctime", "time", "timestamp", "@timestamp", "ts", "datetime", "created", "date")
 _LOGGER_KEYS = ("name", "logger", "logger_name", "loggerName")
-_LEVELS = {
-    "DEBUG": "DEBUG",
-    "INFO": "INFO",
-    "WARN": "WARNING",
-    "WARNING": "WARNING",
-    "ERR": "ERROR",
-}
+_LEVELS = {"DEBUG": "DEBUG", "INFO": "INFO", "WARN": "WARNING", "WARNING": "WARNING", "ERR": "ERROR"}
 _LEVELS |= {"ERROR": "ERROR", "CRITICAL": "CRITICAL", "FATAL": "CRITICAL"}
 _NESTED_TEXT = ("jsonPayload", "attributes", "_source", "result", "content", "fields", "structured")
 _FACT_PLACES = ("kubernetes", "labels", "stream", "attributes", "resource", "metadata", "logStream")
@@ -117,11 +91,7 @@ def _insights_row(value: list[object]) -> dict[str, object] | None:
     """`[{"field": "@message", "value": "..."}, ...]` of CloudWatch Logs Insights as one object."""
     row: dict[str, object] = {}
     for cell in value:
-        if (
-            not isinstance(cell, dict)
-            or not isinstance(cell.get("field"), str)
-            or "value" not in cell
-        ):
+        if not isinstance(cell, dict) or not isinstance(cell.get("field"), str) or "value" not in cell:
             return None
         row[cell["field"]] = cell["value"]
     return row or None
@@ -133,9 +103,7 @@ def _entry(value: _Json, clock: Clock, depth: int = 0) -> Peeled | None:
         return journal_entry(value, clock, "journal-json")
     log = value.get("log")
     if isinstance(log, str) and _DOCKER_KEYS.issuperset(value) and len(value) > 1:
-        outer = Outer(
-            "docker-json", clock.any(value.get("time")), stream=_text(value.get("stream"))
-        )
+        outer = Outer("docker-json", clock.any(value.get("time")), stream=_text(value.get("stream")))
         return Peeled(outer, log, partial=not log.endswith("\n"))
     record = _formatter_record(value, clock)
     if record is not None:
@@ -208,14 +176,7 @@ def _facts(value: _Json) -> _Facts:
         first("_HOSTNAME", "host", "hostname", "nodeName", "node_name"),
         first("_SYSTEMD_UNIT", "unit", "systemd_unit"),
         first("pod_name", "podName", "pod", "k8s.pod.name"),
-        first(
-            "container_name",
-            "containerName",
-            "container",
-            "k8s.container.name",
-            "logStreamName",
-            "@logStream",
-        ),
+        first("container_name", "containerName", "container", "k8s.container.name", "logStreamName", "@logStream"),
         first("stream", "log.iostream"),
     )
 
@@ -228,13 +189,9 @@ def _text(value: object) -> str | None:
 
 def _formatter_record(value: _Json, clock: Clock) -> Peeled | None:
     """What a JSON formatter inside the server wrote: it has a level and a logger's name."""
-    level = next(
-        (t for k in ("levelname", "level", "severity") if (t := _text(value.get(k)))), None
-    )
+    level = next((t for k in ("levelname", "level", "severity") if (t := _text(value.get(k)))), None)
     logger = next((t for key in _LOGGER_KEYS if (t := _text(value.get(key)))), None)
-    message = next(
-        (m for k in ("message", "msg", "event") if isinstance(m := value.get(k), str)), None
-    )
+    message = next((m for k in ("message", "msg", "event") if isinstance(m := value.get(k), str)), None)
     if message is None or level is None or level.upper() not in _LEVELS:
         return None
     if logger is None and "levelname" not in value:
@@ -245,9 +202,7 @@ def _formatter_record(value: _Json, clock: Clock) -> Peeled | None:
     for key in ("exc_info", "stack_info"):
         if isinstance(more := value.get(key), str) and more:
             message += "\n" + more
-    pid = next(
-        (p for k in ("process", "pid", "process_id") if isinstance(p := value.get(k), int)), None
-    )
+    pid = next((p for k in ("process", "pid", "process_id") if isinstance(p := value.get(k), int)), None)
     record = JsonRecord(
         _LEVELS[level.upper()],
         _naive(stamp, clock),
@@ -256,9 +211,7 @@ def _formatter_record(value: _Json, clock: Clock) -> Peeled | None:
         pid,
         message,
     )
-    zoned = isinstance(stamp, (int, float)) or (
-        isinstance(stamp, str) and bool(_ZONE.search(stamp))
-    )
+    zoned = isinstance(stamp, (int, float)) or (isinstance(stamp, str) and bool(_ZONE.search(stamp)))
     outer = Outer("vllm-json", clock.any(stamp) if zoned else None, *_facts(value))
     return Peeled(outer, message, record=record)
 
@@ -272,9 +225,7 @@ def _naive(stamp: object, clock: Clock) -> datetime | None:
         if isinstance(stamp, str) and (found := _NAIVE.match(stamp)):
             year, month, day, hour, minute, second, fraction = found.groups()
             micros = int((fraction or "0").ljust(6, "0")[:6])
-            return datetime(
-                int(year), int(month), int(day), int(hour), int(minute), int(second), micros
-            )
+            return datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), micros)
         micros_since = clock.any(stamp)
         if micros_since is None:
             return None

@@ -36,18 +36,14 @@ _FULL = re.compile(
 # 1778262423.906123 host-a vllm[361991]: INFO ...
 _UNIX = re.compile(rf"(?P<epoch>\d{{9,10}}\.\d{{6}}) {_HOST} {_UNIT}", re.A)
 # [   12.345678] host-a vllm[361991]: INFO ...   [   12.345678 <    0.000012 >] host-a vllm[361991]: ...
-_MONOTONIC = re.compile(
-    rf"\[ {{0,8}}\d{{1,9}}\.\d{{6}}(?: < {{0,8}}[\d. ]{{1,16}}>)?\] {_HOST} {_UNIT}", re.A
-)
+_MONOTONIC = re.compile(rf"\[ {{0,8}}\d{{1,9}}\.\d{{6}}(?: < {{0,8}}[\d. ]{{1,16}}>)?\] {_HOST} {_UNIT}", re.A)
 # <134>1 2026-05-08T17:47:03.906Z host-a vllm 361991 - [meta k="v"] INFO ...
 _RFC5424 = re.compile(
     rf"(?:\d{{1,7}} )?<\d{{1,3}}>1 (?P<iso>{ISO}|-) (?P<host>\S{{1,255}}) (?P<unit>\S{{1,64}}) "
     r'(?P<pid>\S{1,128}) \S{1,64} (?:-|(?:\[[^\s\]"=]{1,64}(?: [^\s\]"=]{1,64}="(?:[^"\\]|\\.)*")*\])+)(?: \ufeff?|$)',
     re.A,
 )
-_OCTAL = re.compile(
-    r"#(0[0-3][0-7]|177)", re.A
-)  # rsyslog's escapes of control characters: #015 is CR, #033 ESC
+_OCTAL = re.compile(r"#(0[0-3][0-7]|177)", re.A)  # rsyslog's escapes of control characters: #015 is CR, #033 ESC
 
 
 def _with_pid(pattern: re.Pattern[str]) -> re.Pattern[bytes]:
@@ -88,20 +84,14 @@ def _iso_without_pid(text: str, clock: Clock) -> Peeled | None:
     found = _ISO.match(text)
     if found is None or found["pid"] or not found["host"]:
         return None
-    return _peeled("journal-short-iso", found, text, clock.iso(found["iso"]))._replace(
-        shape=found["host"]
-    )
+    return _peeled("journal-short-iso", found, text, clock.iso(found["iso"]))._replace(shape=found["host"])
 
 
 def _full(text: str, clock: Clock) -> Peeled | None:
     found = _FULL.match(text)
     if found is None:
         return None
-    zone = (
-        found["zone"]
-        if found["zone"] and (found["zone"] in ("UTC", "GMT") or found["zone"][0] in "+-")
-        else ""
-    )
+    zone = found["zone"] if found["zone"] and (found["zone"] in ("UTC", "GMT") or found["zone"][0] in "+-") else ""
     return _peeled("journal-with-unit", found, text, clock.iso(f"{found['stamp']} {zone}".rstrip()))
 
 
@@ -129,11 +119,7 @@ def _rfc5424(text: str, clock: Clock) -> Peeled | None:
 def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> Peeled:
     pid = found["pid"]
     outer = Outer(
-        name,
-        time_us,
-        host=found["host"],
-        unit=found["unit"],
-        pid=int(pid) if pid and pid.isdecimal() else None,
+        name, time_us, host=found["host"], unit=found["unit"], pid=int(pid) if pid and pid.isdecimal() else None
     )
     payload = text[found.end() :]
     if "#0" in payload:

@@ -63,9 +63,7 @@ class Unwrapper:
         self._held_size = 0
         self._outer: Outer | None = None  # of the entry before, where bare lines may continue it
         self._indent = 0
-        self._ahead: Sequence[
-            str
-        ] = ()  # the block in hand, and where in it the line in hand stands
+        self._ahead: Sequence[str] = ()  # the block in hand, and where in it the line in hand stands
         self._at = 0
         self._feeds_seen = False  # whether Docker's lines end with line feeds in this stream
         self._cut = self._cut_lines = 0
@@ -276,9 +274,7 @@ class Unwrapper:
         if last is not None and first in last.starts:
             peeled = last.peel(text, self.clock)
             if peeled is not None and (
-                not last.weak
-                or _PLAIN.match(peeled.text)
-                or (not last.vague and layer.shape == peeled.shape)
+                not last.weak or _PLAIN.match(peeled.text) or (not last.vague and layer.shape == peeled.shape)
             ):
                 layer.shape = peeled.shape
                 return [peeled]
@@ -286,9 +282,7 @@ class Unwrapper:
             return structured.from_line(text, self.clock)
         for envelope in BY_START.get(first, ()):
             peeled = envelope.peel(text, self.clock)
-            if peeled is not None and (
-                not envelope.weak or self._believed(envelope, peeled, depth)
-            ):
+            if peeled is not None and (not envelope.weak or self._believed(envelope, peeled, depth)):
                 layer.last, layer.shape = envelope, peeled.shape
                 return [peeled]
         layer.last = None

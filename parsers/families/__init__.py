@@ -42,9 +42,7 @@ _MODULES = {
     "shutdown": shutdown,
 }
 FAMILIES: tuple[str, ...] = tuple(_MODULES)
-FORMATS: tuple[Format, ...] = tuple(
-    format_ for module in _MODULES.values() for format_ in module.FORMATS
-)
+FORMATS: tuple[Format, ...] = tuple(format_ for module in _MODULES.values() for format_ in module.FORMATS)
 
 # "Engine 000: " (0.8.3 on), "4 Engines Aggregated: ", "4 Engines: " (0.11.1 on).
 _ENGINE = regex.compile(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)?+): ")

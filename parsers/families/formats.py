@@ -275,9 +275,7 @@ class Format:
 
 _PAIR = regex.compile(r"\s*+([^:,\n]{1,80}?): ?(.*)\Z", regex.DOTALL)
 _MISSING_COMMA = regex.compile(r"(?<=\d reqs) (?=[^,:]{1,40}: )")
-_VALUE = regex.compile(
-    r"([-+]?\d{1,18}(?:,\d{3}(?!\d)){0,5}(?:\.\d{1,18})?+)\s?(%|[A-Za-zµ/]++)?(?:\s[a-z]++)?\.?\Z"
-)
+_VALUE = regex.compile(r"([-+]?\d{1,18}(?:,\d{3}(?!\d)){0,5}(?:\.\d{1,18})?+)\s?(%|[A-Za-zµ/]++)?(?:\s[a-z]++)?\.?\Z")
 _NOT_WORD = regex.compile(r"[^0-9A-Za-z]++")
 _SUFFIXES = {
     "%": "_pct",

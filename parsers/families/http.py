@@ -35,12 +35,7 @@ def _access(text: str) -> Fields | None:
     found = _ACCESS.match(text)
     if found is None:
         return None
-    return {
-        "client": found["client"],
-        "method": found["method"],
-        "path": found["path"],
-        "status": int(found["status"]),
-    }
+    return {"client": found["client"], "method": found["method"], "path": found["path"], "status": int(found["status"])}
 
 
 def _event(name: str, template: str) -> Reader:
@@ -66,12 +61,7 @@ _LIFE = (
     ("shutdown", "shutdown", "Shutting down", None),
     ("shutdown", "shutdown_wait", "Waiting for application shutdown.", None),
     ("shutdown", "shutdown_complete", "Application shutdown complete.", None),
-    (
-        "shutdown",
-        "server_finished",
-        "Finished server process [{pid:d}]",
-        "Finished server process [4217]",
-    ),
+    ("shutdown", "server_finished", "Finished server process [{pid:d}]", "Finished server process [4217]"),
 )
 
 FORMATS = (

@@ -41,13 +41,7 @@ _STEP = regex.compile(
     (?:,\ (?P<device>[^,:\n]{1,40}?)\ KV\ cache\ usage:\ (?P<usage>\d{1,18}(?:\.\d{1,18})?+)%)?""",
     regex.VERBOSE,
 )
-_COUNTS = (
-    "iteration",
-    "context_requests",
-    "context_tokens",
-    "generation_requests",
-    "generation_tokens",
-)
+_COUNTS = ("iteration", "context_requests", "context_tokens", "generation_requests", "generation_tokens")
 
 
 def _step(text: str) -> Fields | None:
@@ -90,9 +84,7 @@ FORMATS = (
         "INFO",
         _COMMON
         + ", {device} KV cache usage: {gpu_kv_cache_usage_pct:f}%[[, encoder inputs: {encoder_inputs:d}, encoder output embeddings: {encoder_output_embeddings:d}]]",
-        "Engine 000: "
-        + _SEEN
-        + ", GPU KV cache usage: 97.4%, encoder inputs: 2, encoder output embeddings: 1152",
+        "Engine 000: " + _SEEN + ", GPU KV cache usage: 97.4%, encoder inputs: 2, encoder output embeddings: 1152",
         read=_step,
         anchor="Iteration(",
         per_engine=True,

@@ -30,7 +30,9 @@ SCHEMA: dict[str, pl.DataType] = {
 
 _format = partial(Format, "kv_error")
 _RAISED = "raise ValueError"
-_ESTIMATE = "[[ Based on the available memory,[[ the estimated maximum model length is {estimated_max_model_len:d}]]]]..."
+_ESTIMATE = (
+    "[[ Based on the available memory,[[ the estimated maximum model length is {estimated_max_model_len:d}]]]]..."
+)
 
 FORMATS = (
     _format(

@@ -23,14 +23,7 @@ _STOP = regex.compile(r"[\[\](){},:'\"<]")
 _STRING = regex.compile(r"'(?:[^'\\]++|\\.)*+'|\"(?:[^\"\\]++|\\.)*+\"", regex.DOTALL)
 _NUMBER = regex.compile(r"[-+]?\d++(?:\.\d*+)?+(?:[eE][-+]?\d++)?+\Z")
 _KEY = regex.compile(r"\s*+([A-Za-z_]\w*+)=")
-_NAMES: dict[str, object] = {
-    "None": None,
-    "True": True,
-    "False": False,
-    "null": None,
-    "true": True,
-    "false": False,
-}
+_NAMES: dict[str, object] = {"None": None, "True": True, "False": False, "null": None, "true": True, "false": False}
 
 
 def unquote(text: str) -> str:
@@ -77,13 +70,9 @@ def _container(text: str, depth: int) -> object:
             if colon is None:
                 continue
             key = _value(inner[start:colon].strip(), depth + 1)
-            pairs[key if isinstance(key, str) else str(key)] = _value(
-                inner[colon + 1 : end].strip(), depth + 1
-            )
+            pairs[key if isinstance(key, str) else str(key)] = _value(inner[colon + 1 : end].strip(), depth + 1)
         return pairs
-    return [
-        _value(part, depth + 1) for start, end, _ in items if (part := inner[start:end].strip())
-    ]
+    return [_value(part, depth + 1) for start, end, _ in items if (part := inner[start:end].strip())]
 
 
 def _split(text: str) -> Iterator[tuple[int, int, int | None]]:

@@ -27,12 +27,8 @@ SCHEMA: dict[str, pl.DataType] = {
 }
 
 # The documents' older forms: "in" for "by", wrapped or cut after "by", another counter or none.
-_WARNING = compile_template(
-    "Sequence group {request_id} is preempted[[ {by|in} PreemptionMode.{mode} mode]]..."
-)
-_COUNTER = compile_template(
-    "total_{num_|}cumulative_preemption{_cnt|}={total_num_cumulative_preemption:d}..."
-)
+_WARNING = compile_template("Sequence group {request_id} is preempted[[ {by|in} PreemptionMode.{mode} mode]]...")
+_COUNTER = compile_template("total_{num_|}cumulative_preemption{_cnt|}={total_num_cumulative_preemption:d}...")
 
 
 def _warning(text: str) -> Fields | None:

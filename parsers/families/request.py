@@ -44,18 +44,12 @@ _RECEIVED = regex.compile(r"\s*+Received request (?P<id>\S+?): (?=prompt: |param
 _PARAMS = ("params: SamplingParams(", "params: PoolingParams(", "params: BeamSearchParams(")
 # What stands between a prompt and "params: " (0.3.0 has no blank before "sampling").
 _BEFORE_PARAMS = regex.compile(r"(?:, prefix_pos: \S{1,20})?,\s?(?:sampling[ _])?\Z")
-_LIMIT = regex.compile(
-    r"\b(max_tokens|min_tokens|n|best_of|ignore_eos)=(\d{1,18}|None|True|False)\b"
-)
+_LIMIT = regex.compile(r"\b(max_tokens|min_tokens|n|best_of|ignore_eos)=(\d{1,18}|None|True|False)\b")
 _LIMITS = ("max_tokens", "min_tokens", "n", "best_of", "ignore_eos")
 _IDS = regex.compile(r", prompt[_ ]token[_ ]ids: ")
-_LORA = regex.compile(
-    r", lora_request: (?P<lora>.*?)(?:, prompt_adapter_request: .*)?\Z", regex.DOTALL
-)
+_LORA = regex.compile(r", lora_request: (?P<lora>.*?)(?:, prompt_adapter_request: .*)?\Z", regex.DOTALL)
 _DETAILS = regex.compile(r"\s*+Request (?P<id>\S+?) details: prompt: ")
-_GENERATED = regex.compile(
-    r"\s*+Generated response (?P<id>\S+?)(?: \((?P<stream>[^)\n]*+)\))?(?P<details> details)?: "
-)
+_GENERATED = regex.compile(r"\s*+Generated response (?P<id>\S+?)(?: \((?P<stream>[^)\n]*+)\))?(?P<details> details)?: ")
 _OUTPUT_IDS = ", output_token_ids: "
 _FINISH = ", finish_reason: "
 
@@ -144,18 +138,12 @@ def _generated(text: str) -> Fields | None:
 
 _format = partial(Format, "request")
 _ID = "chatcmpl-5f0c7d9e2b6a4c0d9a1e83b7c4d2f610"
-_SEEN_PARAMS = (
-    "SamplingParams(n=1, temperature=0.7, seed=None, stop=[], max_tokens=512, min_tokens=0)"
-)
+_SEEN_PARAMS = "SamplingParams(n=1, temperature=0.7, seed=None, stop=[], max_tokens=512, min_tokens=0)"
 _TEXT = frozenset({"prompt", "output"})
 
 # The forms of "Received request" by version; all are read by the same function, which knows each spelling.
 _RECEIVED_FORMS = (
-    (
-        "V0",
-        "0.1.0..0.2.7",
-        "prompt: {prompt}, sampling params: {params}, prompt token ids: {num_prompt_token_ids}.",
-    ),
+    ("V0", "0.1.0..0.2.7", "prompt: {prompt}, sampling params: {params}, prompt token ids: {num_prompt_token_ids}."),
     (
         "V0",
         "0.3.0",
@@ -263,30 +251,9 @@ FORMATS = (
         anchor=" details: prompt: ",
         prompt_fields=_TEXT,
     ),
-    _format(
-        "added",
-        "V0",
-        "0.5.3..0.10.2",
-        "INFO",
-        "Added request {request_id}.",
-        f"Added request {_ID}.",
-    ),
-    _format(
-        "added",
-        "V1",
-        "0.6.4..0.33.0",
-        "INFO",
-        "Added request {request_id}.",
-        f"Added request {_ID}.",
-    ),
-    _format(
-        "aborted",
-        "any",
-        "0.1.0..0.10.2",
-        "INFO",
-        "Aborted request {request_id}.",
-        f"Aborted request {_ID}.",
-    ),
+    _format("added", "V0", "0.5.3..0.10.2", "INFO", "Added request {request_id}.", f"Added request {_ID}."),
+    _format("added", "V1", "0.6.4..0.33.0", "INFO", "Added request {request_id}.", f"Added request {_ID}."),
+    _format("aborted", "any", "0.1.0..0.10.2", "INFO", "Aborted request {request_id}.", f"Aborted request {_ID}."),
     _format(
         "aborted",
         "V1",
@@ -296,30 +263,9 @@ FORMATS = (
         f"Aborted request(s) {_ID},chatcmpl-0b1d77aa90e64f5c8e5f6fd0c1a2b3c4.",
         read=_aborted_many,
     ),
-    _format(
-        "finished",
-        "V0",
-        "0.1.0..0.10.2",
-        "INFO",
-        "Finished request {request_id}.",
-        f"Finished request {_ID}.",
-    ),
-    _format(
-        "finished",
-        "V1",
-        "0.6.4..0.6.6",
-        "INFO",
-        "Finished request {request_id}.",
-        f"Finished request {_ID}.",
-    ),
-    _format(
-        "req_aborted",
-        "V1",
-        "0.8.5..0.33.0",
-        "INFO",
-        "Request {request_id} aborted.",
-        f"Request {_ID} aborted.",
-    ),
+    _format("finished", "V0", "0.1.0..0.10.2", "INFO", "Finished request {request_id}.", f"Finished request {_ID}."),
+    _format("finished", "V1", "0.6.4..0.6.6", "INFO", "Finished request {request_id}.", f"Finished request {_ID}."),
+    _format("req_aborted", "V1", "0.8.5..0.33.0", "INFO", "Request {request_id} aborted.", f"Request {_ID} aborted."),
     *(
         _format(
             "req_failed",
@@ -327,10 +273,7 @@ FORMATS = (
             versions,
             "INFO",
             template + ".",
-            template.replace("{request_id}", _ID).replace(
-                "{error:v}", "ValueError: prompt is empty"
-            )
-            + ".",
+            template.replace("{request_id}", _ID).replace("{error:v}", "ValueError: prompt is empty") + ".",
             read=_with_reason(template, reason),
         )
         for reason, versions, template in _FAILURES

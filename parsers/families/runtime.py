@@ -56,15 +56,7 @@ _TOO_LONG = (
 )
 
 _CONTEXT_LENGTH_FORMATS = tuple(
-    Format(
-        "runtime",
-        "ctxlen",
-        "any",
-        versions,
-        "raise ValueError",
-        _CONTEXT + rest,
-        _CONTEXT_SEEN + seen,
-    )
+    Format("runtime", "ctxlen", "any", versions, "raise ValueError", _CONTEXT + rest, _CONTEXT_SEEN + seen)
     for versions, rest, seen in _TOO_LONG
 )
 
@@ -72,9 +64,7 @@ _OOM = regex.compile(
     r"\s*+(?:CUDA|HIP|XPU|NPU|MUSA)? ?out of memory\. Tried to allocate (?P<tried>[\d.]++) ?(?P<tried_unit>[KMGT])i?B"
 )
 # "GPU 0 has a total capacity of 79.11 GiB" (torch 2.1 misspells capacty), "(GPU 0; 79.11 GiB total capacity; …" before.
-_GPU = regex.compile(
-    r"GPU (?P<gpu>\d++)(?: has a total capaci?ty of |; )(?P<total>[\d.]++) ?(?P<unit>[KMGT])i?B"
-)
+_GPU = regex.compile(r"GPU (?P<gpu>\d++)(?: has a total capaci?ty of |; )(?P<total>[\d.]++) ?(?P<unit>[KMGT])i?B")
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
 
@@ -134,9 +124,7 @@ _GAUGES = {
     "kv_cache_usage": "kv_cache_usage_fraction",
     "gpu_cache_usage": "kv_cache_usage_fraction",
 }
-_GAUGE = regex.compile(
-    r"\b(num_running_reqs|num_waiting_reqs|kv_cache_usage|gpu_cache_usage)=([\d.]++)"
-)
+_GAUGE = regex.compile(r"\b(num_running_reqs|num_waiting_reqs|kv_cache_usage|gpu_cache_usage)=([\d.]++)")
 
 
 def _dump_stats(text: str) -> Fields | None:
@@ -147,9 +135,7 @@ def _dump_stats(text: str) -> Fields | None:
 
 
 def _engine_dead(text: str) -> Fields | None:
-    return (
-        {"error": "EngineDeadError"} if text.startswith("EngineCore encountered an issue") else None
-    )
+    return {"error": "EngineDeadError"} if text.startswith("EngineCore encountered an issue") else None
 
 
 _format = partial(Format, "runtime")
@@ -181,14 +167,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "EngineCore encountered a fatal error...",
         "EngineCore encountered a fatal error.",
     ),
-    (
-        "coredied",
-        "V1",
-        "0.8.5..0.33.0",
-        _TRACE,
-        "EngineCore failed to start...",
-        "EngineCore failed to start.",
-    ),
+    ("coredied", "V1", "0.8.5..0.33.0", _TRACE, "EngineCore failed to start...", "EngineCore failed to start."),
     (
         "coredied",
         "V1",
@@ -245,23 +224,9 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "Background loop is not running...",
         "Background loop is not running. If it was running, inspect the output to find the stacktrace of the error that caused the background loop to stop (AsyncEngineDeadError).",
     ),
-    (
-        "dead",
-        "V0",
-        "0.4.0..0.10.2",
-        _TRACE,
-        "Engine background task failed...",
-        "Engine background task failed",
-    ),
+    ("dead", "V0", "0.4.0..0.10.2", _TRACE, "Engine background task failed...", "Engine background task failed"),
     ("dead", "V0", "0.4.0..0.6.1", "raise RuntimeError", "Engine is dead.", None),
-    (
-        "dead",
-        "V0",
-        "0.4.0..0.10.2",
-        "ERROR",
-        "Engine iteration timed out. This should never happen!",
-        None,
-    ),
+    ("dead", "V0", "0.4.0..0.10.2", "ERROR", "Engine iteration timed out. This should never happen!", None),
     ("dump", "V1", "0.9.0..0.9.1", "ERROR", "Dumping input data", None),
     (
         "dump",
@@ -279,30 +244,9 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "Dumping scheduler output for model execution: ...",
         "Dumping scheduler output for model execution: <...>",
     ),
-    (
-        "fatal",
-        "any",
-        "0.5.5..0.8.4",
-        "CRITICAL",
-        "AsyncLLMEngine has failed, terminating server process",
-        None,
-    ),
-    (
-        "fatal",
-        "any",
-        "0.5.5..0.8.4",
-        "CRITICAL",
-        "AsyncLLMEngine is already dead, terminating server process",
-        None,
-    ),
-    (
-        "fatal",
-        "any",
-        "0.6.2..0.8.4",
-        "CRITICAL",
-        "MQLLMEngine is already dead, terminating server process",
-        None,
-    ),
+    ("fatal", "any", "0.5.5..0.8.4", "CRITICAL", "AsyncLLMEngine has failed, terminating server process", None),
+    ("fatal", "any", "0.5.5..0.8.4", "CRITICAL", "AsyncLLMEngine is already dead, terminating server process", None),
+    ("fatal", "any", "0.6.2..0.8.4", "CRITICAL", "MQLLMEngine is already dead, terminating server process", None),
     (
         "oom_sampler",
         "V1",
@@ -383,14 +327,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "Exception in worker {worker} while processing method {method}.",
         "Exception in worker VllmWorkerProcess while processing method execute_model.",
     ),
-    (
-        "worker_exc",
-        "V1",
-        "0.7.0..0.33.0",
-        _TRACE,
-        "WorkerProc hit an exception...",
-        "WorkerProc hit an exception.",
-    ),
+    ("worker_exc", "V1", "0.7.0..0.33.0", _TRACE, "WorkerProc hit an exception...", "WorkerProc hit an exception."),
 )
 
 FORMATS = (
@@ -409,14 +346,7 @@ FORMATS = (
         read=_dump_stats,
         anchor="Dumping scheduler stats: ",
     ),
-    _format(
-        "dump",
-        "V1",
-        "0.9.2..0.33.0",
-        "ERROR",
-        "Dumping scheduler stats: ...",
-        "Dumping scheduler stats: <...>",
-    ),
+    _format("dump", "V1", "0.9.2..0.33.0", "ERROR", "Dumping scheduler stats: ...", "Dumping scheduler stats: <...>"),
     _format(
         "engine_dead",
         "V1",

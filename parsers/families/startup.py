@@ -99,30 +99,10 @@ _ARGS_SEEN = "Namespace(host='0.0.0.0', port=8000, model='acme/llama-9b-instruct
 # engine, versions, what stands between "Initializing " and the settings, the same filled in
 _ENGINE_FORMS = (
     ("V0", "0.1.0..0.3.3", "an LLM engine with config: ", "an LLM engine with config: "),
-    (
-        "V0",
-        "0.4.0..0.7.0",
-        "an LLM engine (v{version}) with config: ",
-        "an LLM engine (v0.6.3) with config: ",
-    ),
-    (
-        "V1",
-        "0.6.4..0.7.0",
-        "an LLM engine (v{version}) with config: ",
-        "an LLM engine (v0.6.5) with config: ",
-    ),
-    (
-        "V0",
-        "0.7.1..0.10.2",
-        "a V0 LLM engine (v{version}) with config: ",
-        "a V0 LLM engine (v0.8.5) with config: ",
-    ),
-    (
-        "V1",
-        "0.7.1..0.33.0",
-        "a V1 LLM engine (v{version}) with config: ",
-        "a V1 LLM engine (v0.14.0) with config: ",
-    ),
+    ("V0", "0.4.0..0.7.0", "an LLM engine (v{version}) with config: ", "an LLM engine (v0.6.3) with config: "),
+    ("V1", "0.6.4..0.7.0", "an LLM engine (v{version}) with config: ", "an LLM engine (v0.6.5) with config: "),
+    ("V0", "0.7.1..0.10.2", "a V0 LLM engine (v{version}) with config: ", "a V0 LLM engine (v0.8.5) with config: "),
+    ("V1", "0.7.1..0.33.0", "a V1 LLM engine (v{version}) with config: ", "a V1 LLM engine (v0.14.0) with config: "),
 )
 
 # variant, engine, versions, level, template, example (None: the template itself)
@@ -224,22 +204,8 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "Defaulting max_num_seqs to {max_num_seqs:d} for {usage_context} usage context.",
         "Defaulting max_num_seqs to 256 for OPENAI_API_SERVER usage context.",
     ),
-    (
-        "tasks",
-        "any",
-        "0.10.0..0.11.0",
-        _INFO,
-        "Supported_tasks: {supported_tasks:s}",
-        "Supported_tasks: ['generate']",
-    ),
-    (
-        "tasks",
-        "any",
-        "0.11.1..0.33.0",
-        _INFO,
-        "Supported tasks: {supported_tasks:s}",
-        "Supported tasks: ['generate']",
-    ),
+    ("tasks", "any", "0.10.0..0.11.0", _INFO, "Supported_tasks: {supported_tasks:s}", "Supported_tasks: ['generate']"),
+    ("tasks", "any", "0.11.1..0.33.0", _INFO, "Supported tasks: {supported_tasks:s}", "Supported tasks: ['generate']"),
     (
         "architecture",
         "any",
@@ -256,14 +222,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "Using {kv_cache_dtype} data type to store kv cache...",
         "Using fp8_e4m3 data type to store kv cache. It reduces the GPU memory footprint and boosts the performance. Meanwhile, it may cause accuracy drop without a proper scaling factor",
     ),
-    (
-        "maxlen",
-        "any",
-        "0.9.2..0.33.0",
-        _INFO,
-        "Using max model len {max_model_len:d}",
-        "Using max model len 16384",
-    ),
+    ("maxlen", "any", "0.9.2..0.33.0", _INFO, "Using max model len {max_model_len:d}", "Using max model len 16384"),
     (
         "platform",
         "any",
@@ -325,14 +284,7 @@ FORMATS = (
         for engine, versions, head, seen in _ENGINE_FORMS
     ),
     _format(
-        "api_version",
-        "any",
-        "0.1.0..0.33.0",
-        _INFO,
-        "args: {args}",
-        f"args: {_ARGS_SEEN}",
-        read=_args,
-        anchor="args: ",
+        "api_version", "any", "0.1.0..0.33.0", _INFO, "args: {args}", f"args: {_ARGS_SEEN}", read=_args, anchor="args: "
     ),
     _format(
         "api_version",
@@ -350,13 +302,7 @@ FORMATS = (
     ),
     *(
         _format(
-            "v0_fallback",
-            "any",
-            "0.8.0..0.10.2",
-            "WARNING, INFO",
-            template,
-            example,
-            read=partial(_fallback, template),
+            "v0_fallback", "any", "0.8.0..0.10.2", "WARNING, INFO", template, example, read=partial(_fallback, template)
         )
         for template, example in _FALLBACKS
     ),

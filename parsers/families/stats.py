@@ -191,10 +191,7 @@ _V1_PARTS = (
         "v1_multi.mm",
         "0.11.1..0.33.0",
         "MM cache hit rate: ",
-        "Waiting: {waiting:d} reqs, "
-        + _USED
-        + _HITS
-        + ", MM cache hit rate: {mm_cache_hit_rate_pct:f}%",
+        "Waiting: {waiting:d} reqs, " + _USED + _HITS + ", MM cache hit rate: {mm_cache_hit_rate_pct:f}%",
         "Engine 000: "
         + _SEEN
         + "Waiting: 17 reqs, GPU KV cache usage: 97.4%, Prefix cache hit rate: 38.2%, MM cache hit rate: 88.9%",
@@ -204,9 +201,7 @@ _V1_PARTS = (
         "0.8.3..0.33.0",
         "Waiting: ",
         "Waiting: {waiting:d} reqs, {device} KV cache usage: {gpu_kv_cache_usage_pct:f}%[[, Prefix cache hit rate: {prefix_cache_hit_rate_pct:f}%]]",
-        "Engine 000: "
-        + _SEEN
-        + "Waiting: 17 reqs, CPU KV cache usage: 97.4%, Prefix cache hit rate: 38.2%",
+        "Engine 000: " + _SEEN + "Waiting: 17 reqs, CPU KV cache usage: 97.4%, Prefix cache hit rate: 38.2%",
     ),
 )
 
@@ -217,8 +212,7 @@ FORMATS = (
         "0.1.3..0.10.2",
         _IDLE,
         _RATES + _V0_GAUGES,
-        _SEEN
-        + "Swapped: 2 reqs, Pending: 17 reqs, GPU KV cache usage: 97.4%, CPU KV cache usage: 12.5%.",
+        _SEEN + "Swapped: 2 reqs, Pending: 17 reqs, GPU KV cache usage: 97.4%, CPU KV cache usage: 12.5%.",
         read=_holding("Pending: "),
         anchor=" reqs",
     ),
@@ -243,17 +237,7 @@ FORMATS = (
         anchor=" reqs",
     ),
     *(
-        _format(
-            variant,
-            "V1",
-            versions,
-            _IDLE,
-            _RATES + template,
-            example,
-            _holding(part),
-            " reqs",
-            True,
-        )
+        _format(variant, "V1", versions, _IDLE, _RATES + template, example, _holding(part), " reqs", True)
         for variant, versions, part, template, example in _V1_PARTS
     ),
     _format(

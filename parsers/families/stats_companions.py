@@ -115,9 +115,7 @@ COMPANIONS: tuple[Format, ...] = (
         _IDLE,
         "SpecDecoding metrics: Draft acceptance rate: {draft_acceptance_rate_pct:f}%[[, Mean acceptance length: {mean_acceptance_length:f}]], Accepted: {accepted_tokens:d} tokens, Drafted: {drafted_tokens:d} tokens[[, Per-position acceptance rate: {per_position_acceptance:s}]]",
         "SpecDecoding metrics: Draft acceptance rate: 63.5%, Mean acceptance length: 2.27, Accepted: 5401 tokens, Drafted: 8505 tokens, Per-position acceptance rate: 0.812, 0.455",
-        read=lambda text: (
-            None if "Accepted throughput" in text else _named_pairs(_SPEC_NAMES, text)
-        ),
+        read=lambda text: None if "Accepted throughput" in text else _named_pairs(_SPEC_NAMES, text),
         anchor="SpecDecoding metrics: ",
     ),
     _format(

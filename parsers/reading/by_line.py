@@ -95,11 +95,7 @@ class LogSource(Protocol):
 
 
 def read_events(
-    sources: Sequence[LogSource],
-    coverage: Coverage,
-    *,
-    year: int | None = None,
-    keep: Keep = KEEP_EVENTS,
+    sources: Sequence[LogSource], coverage: Coverage, *, year: int | None = None, keep: Keep = KEEP_EVENTS
 ) -> Iterator[Event]:
     """Yield the events of `sources` in their order; `coverage` is filled as the reading goes on.
 
@@ -110,11 +106,7 @@ def read_events(
 
 
 def readers(
-    sources: Sequence[LogSource],
-    coverage: Coverage,
-    *,
-    year: int | None = None,
-    keep: Keep = KEEP_EVENTS,
+    sources: Sequence[LogSource], coverage: Coverage, *, year: int | None = None, keep: Keep = KEEP_EVENTS
 ) -> Iterator[tuple[LogSource, SourceReader]]:
     """Each source that can be read, with its reader; what the reading came to is counted when the next is asked for."""
     sessions = Sessions()
@@ -156,13 +148,7 @@ class SourceReader:
     """Reads one source, record by record; clock and sessions are shared by the sources of one server."""
 
     def __init__(
-        self,
-        name: str,
-        group: str,
-        clock: RecordClock,
-        sessions: Sessions,
-        coverage: Coverage,
-        keep: Keep,
+        self, name: str, group: str, clock: RecordClock, sessions: Sessions, coverage: Coverage, keep: Keep
     ) -> None:
         self.name, self.group, self.clock, self.sessions = name, group, clock, sessions
         self.coverage, self.keep = coverage, keep
@@ -221,9 +207,7 @@ class SourceReader:
                 yield self._exception(record, part)
             for engine, pattern in _OTHER_ENGINES:
                 if pattern.search(part.text):
-                    self.coverage.other_engines[engine] = (
-                        self.coverage.other_engines.get(engine, 0) + 1
-                    )
+                    self.coverage.other_engines[engine] = self.coverage.other_engines.get(engine, 0) + 1
             return
         own = record.header is None
         bare = Record(
@@ -249,9 +233,7 @@ class SourceReader:
             return None
         return self.clock.resolve(record.stamp, record.outer.time_us if record.outer else None)
 
-    def _event(
-        self, record: Record, found: families.Match, number: int, time: datetime | None
-    ) -> Event:
+    def _event(self, record: Record, found: families.Match, number: int, time: datetime | None) -> Event:
         self.coverage.events += 1
         fields = dict(found.fields)
         if not self.keep.prompts and found.prompt_fields:
@@ -286,9 +268,7 @@ class SourceReader:
         """Count a record at WARNING or above that no family knows; the first ones are kept as samples."""
         self.coverage.unrecognized_warnings += 1
         if len(self.coverage.warning_samples) < MAX_SAMPLES:
-            self.coverage.warning_samples.append(
-                {"source": self.name, "line": number, "text": message[:MAX_TEXT]}
-            )
+            self.coverage.warning_samples.append({"source": self.name, "line": number, "text": message[:MAX_TEXT]})
 
 
 def _match(record: Record) -> tuple[families.Match | None, int, int]:
@@ -299,9 +279,7 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
     header = record.header
     if len(record.lines) > 1 and header is not None and header.level in _ERROR_LEVELS:
         for part in reversed(record.lines):
-            if families.GATE.search(part.text) and (
-                found := families.match(part.text, prefixed=False)
-            ):
+            if families.GATE.search(part.text) and (found := families.match(part.text, prefixed=False)):
                 return found, part.number, 0
     message = record.message
     if not families.GATE.search(message):
@@ -312,18 +290,14 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
     return found, record.number, 0
 
 
-def _with_tail(
-    record: Record, found: families.Match | None, message: str
-) -> tuple[families.Match | None, int, int]:
+def _with_tail(record: Record, found: families.Match | None, message: str) -> tuple[families.Match | None, int, int]:
     """A terminal or a document may have wrapped the line: take lines of the tail while they complete the message."""
     best, used = found, 0
     if len(record.lines) > 1 or (found is not None and found.family == "request"):
         return found, record.number, 0
     for count in range(1, len(record.tail) + 1):
         part = record.tail[count - 1].text
-        if not part.strip() or (
-            families.GATE.search(part) and families.match(part, prefixed=False)
-        ):
+        if not part.strip() or (families.GATE.search(part) and families.match(part, prefixed=False)):
             break
         for glue in ("", " "):
             joined = message + glue + part

@@ -58,9 +58,7 @@ class Lean:
         coded = [c.series(schema[name]).alias(name) for name, c in self.coded.items()]
         frame = self.frame.with_columns(coded)
         return frame.select(
-            pl.col(name)
-            if name in frame.columns
-            else pl.lit(self.same.get(name), dtype).alias(name)
+            pl.col(name) if name in frame.columns else pl.lit(self.same.get(name), dtype).alias(name)
             for name, dtype in schema.items()
         )
 

@@ -14,13 +14,7 @@ from parsers.reading.columns import Lean
 from parsers.reading.events import Event, event_row
 from parsers.records.dates import from_epoch_us, to_epoch_us
 
-__all__ = [
-    "COMMON",
-    "FrameBuilder",
-    "columns_of",
-    "fields_frame",
-    "frames_of",
-]
+__all__ = ["COMMON", "FrameBuilder", "columns_of", "fields_frame", "frames_of"]
 
 COMMON: dict[str, pl.DataType] = {
     "order": pl.Int64(),
@@ -193,10 +187,7 @@ def fields_frame(family: str, fields: Sequence[dict[str, Any]]) -> pl.DataFrame:
 
 
 def _frame(family: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    common = [
-        pl.Series(name, [row[name] for row in rows], dtype=dtype, strict=False)
-        for name, dtype in COMMON.items()
-    ]
+    common = [pl.Series(name, [row[name] for row in rows], dtype=dtype, strict=False) for name, dtype in COMMON.items()]
     return pl.DataFrame(common).hstack(fields_frame(family, [row["fields"] for row in rows]))
 
 
@@ -205,26 +196,15 @@ def _fit(value: Any, dtype: pl.DataType) -> tuple[Any, bool]:
     if value is None:
         return None, True
     if isinstance(dtype, pl.String):
-        return (
-            (value, True)
-            if isinstance(value, str)
-            else (json.dumps(value, default=str, ensure_ascii=False), True)
-        )
+        return (value, True) if isinstance(value, str) else (json.dumps(value, default=str, ensure_ascii=False), True)
     if isinstance(dtype, pl.Boolean):
         return (value, True) if isinstance(value, bool) else (None, False)
     if dtype.is_integer():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or value != value
-            or abs(value) >= 2**62
-        ):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) >= 2**62:
             return None, False
         return (int(value), True) if int(value) == value else (None, False)
     if dtype.is_float():
         return (
-            (float(value), True)
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-            else (None, False)
+            (float(value), True) if isinstance(value, (int, float)) and not isinstance(value, bool) else (None, False)
         )
     return value, True

@@ -43,9 +43,7 @@ class RecordClock:
     def __init__(self, year: int | None = None, modified_us: int | None = None) -> None:
         self._year = year
         self._fixed = year is not None
-        self._modified = (
-            None if modified_us is None else from_epoch_us(modified_us).replace(tzinfo=None)
-        )
+        self._modified = None if modified_us is None else from_epoch_us(modified_us).replace(tzinfo=None)
         self._last: datetime | None = None
         self.backwards = 0
 
@@ -75,9 +73,7 @@ class RecordClock:
         self._last = moment
         return moment
 
-    def resolve_all(
-        self, stamps: Stamps, outer_us: NDArray[np.int64] | None = None
-    ) -> NDArray[np.int64] | None:
+    def resolve_all(self, stamps: Stamps, outer_us: NDArray[np.int64] | None = None) -> NDArray[np.int64] | None:
         """What `resolve` gives for each of `stamps`, as microseconds since the epoch.
 
         None, with nothing changed, where one of them is no date.
@@ -121,9 +117,7 @@ class RecordClock:
     def _year_of(self, stamp: Stamp, outer_us: int | None) -> int:
         if outer_us is not None and not self._fixed:
             outer = from_epoch_us(outer_us).replace(tzinfo=None)
-            dates = [
-                d for y in (outer.year - 1, outer.year, outer.year + 1) if (d := _date(y, stamp))
-            ]
+            dates = [d for y in (outer.year - 1, outer.year, outer.year + 1) if (d := _date(y, stamp))]
             return min(dates, key=lambda d: abs(d - outer)).year if dates else outer.year
         if self._year is None:
             return self._first_year(stamp)
@@ -170,11 +164,7 @@ def _nearest(stamps: Stamps, outer_us: NDArray[np.int64]) -> NDArray[np.int64] |
 
 
 def packed_stamps(
-    month: NDArray[Any],
-    day: NDArray[Any],
-    hour: NDArray[Any],
-    minute: NDArray[Any],
-    second: NDArray[Any],
+    month: NDArray[Any], day: NDArray[Any], hour: NDArray[Any], minute: NDArray[Any], second: NDArray[Any]
 ) -> Stamps:
     """Stamps out of their parts; a leap second is the second before it."""
     clock = (hour * 60 + minute) * 60 + np.minimum(second, 59)
@@ -191,9 +181,4 @@ def _unpacked(stamp: int) -> Stamp:
 
 def _month_starts(years: NDArray[np.int64], months: NDArray[np.int64]) -> NDArray[np.int64]:
     """Days since the epoch of the months' first days; month 13 is the next year's January."""
-    return (
-        ((years - 1970) * 12 + months - 1)
-        .astype("datetime64[M]")
-        .astype("datetime64[D]")
-        .astype(np.int64)
-    )
+    return ((years - 1970) * 12 + months - 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)

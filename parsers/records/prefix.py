@@ -22,9 +22,7 @@ Stamp = tuple[int, int, int, int, int]
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 # ESC[1;36m; the caret form ^[[1;36m and arrow keys ^[[B; and SGR codes whose ESC was lost: [0;0m [1;36m [32m.
-_ANSI = re.compile(
-    r"\x1b\[[0-9;?]{0,16}[A-Za-z]|\^\[\[[0-9;]{0,16}[A-Za-z]|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m"
-)
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|\^\[\[[0-9;]{0,16}[A-Za-z]|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m")
 
 # (APIServer pid=1) (VllmWorker rank=1 pid=2) (MapWorker(MapBatches(F)) pid=9, ip=192.0.2.4) (pid=12)
 _TAG = re.compile(
@@ -40,9 +38,7 @@ _HEADER = re.compile(
 )
 # VLLM_LOGGING_PREFIX: any text; only "[node-a] " or one word are accepted, or prose that quotes a log would be a record.
 _USER_PREFIX = re.compile(r"(?:\[[^\]\s][^\]]{0,60}\] ?|[^\s\"'()\[\]{}]{1,60}[|>:] ?)")
-_REPEATED = re.compile(
-    r"\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$"
-)
+_REPEATED = re.compile(r"\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$")
 _GLUED = re.compile(
     r"(?:\([A-Za-z_][^()\s]{0,80}(?: rank=\d+)? pid=\d{1,9}\) )?"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-6]\d "
@@ -78,14 +74,7 @@ _NO_TAGS = Tags(None, None, (), 0)
 
 def strip_ansi(text: str) -> str:
     """Return `text` without terminal colour codes, also the damaged ones."""
-    if (
-        "\x1b" in text
-        or "[0" in text
-        or "[1" in text
-        or "[3" in text
-        or "[9" in text
-        or "^[" in text
-    ):
+    if "\x1b" in text or "[0" in text or "[1" in text or "[3" in text or "[9" in text or "^[" in text:
         return _ANSI.sub("", text)
     return text
 
@@ -120,19 +109,11 @@ def parse_header(text: str) -> Header | None:
         match = _HEADER.match(text, tags.start)
         if match is None:
             return None
-    stamp = (
-        int(match["month"]),
-        int(match["day"]),
-        int(match["hour"]),
-        int(match["minute"]),
-        int(match["second"]),
-    )
+    stamp = (int(match["month"]), int(match["day"]), int(match["hour"]), int(match["minute"]), int(match["second"]))
     if not (1 <= stamp[0] <= 12 and 1 <= stamp[1] <= 31 and stamp[2] < 24 and stamp[4] < 61):
         return None
     file, line = match["file"] or match["file_old"], match["line"] or match["line_old"]
-    return Header(
-        match["level"], stamp, f"{file}:{line}", match.end(), tags.process, tags.pid, tags.actors
-    )
+    return Header(match["level"], stamp, f"{file}:{line}", match.end(), tags.process, tags.pid, tags.actors)
 
 
 def split_repeated(message: str) -> tuple[str, int]:

@@ -19,15 +19,7 @@ from datetime import datetime
 from typing import Union
 
 from parsers.lines import Line, Outer
-from parsers.records.prefix import (
-    Header,
-    Stamp,
-    find_glued,
-    parse_header,
-    split_repeated,
-    split_tags,
-    strip_ansi,
-)
+from parsers.records.prefix import Header, Stamp, find_glued, parse_header, split_repeated, split_tags, strip_ansi
 
 __all__ = [
     "OPENER",
@@ -54,9 +46,7 @@ _CLIENT_CLOSE = re.compile(
     r"params: (?:Sampling|Pooling|BeamSearch)Params\(|sampling[_ ]params: |params: None|output_token_ids: |prompt_token_ids: [^,\n]{0,40}?(?:\]|None), prompt_embeds"
 )
 # First lines of messages that vLLM prints over several lines.
-OPENER = re.compile(
-    r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in "
-)
+OPENER = re.compile(r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in ")
 _MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$")
 # A record may be glued to these, and to the first line of a source (which may be the end of a cut record).
 _PROGRESS = re.compile(r"\d{1,3}%\||(?:it/s|s/it)[^\]]{0,40}\]\s*$")
@@ -213,14 +203,7 @@ class Assembler:
             return
         yield from self._flush()
         self.pending = Record(
-            [part],
-            header,
-            header.process,
-            header.pid,
-            header.actors,
-            line.outer,
-            repeated,
-            ended_with_cr=cr,
+            [part], header, header.process, header.pid, header.actors, line.outer, repeated, ended_with_cr=cr
         )
 
     def continues(self, pending: Record, header: Header, message: str, outer: Outer | None) -> bool:
@@ -271,11 +254,7 @@ class Assembler:
             for held in self.held:
                 text = strip_ansi(held.text.rstrip("\r"))
                 header = parse_header(text)
-                same = (
-                    header is not None
-                    and pending.header is not None
-                    and header.origin == pending.header.origin
-                )
+                same = header is not None and pending.header is not None and header.origin == pending.header.origin
                 start = header.start if header is not None and same else 0
                 pending.lines.append(RecordText(held.number, text[start:]))
             self.held, self.held_chars = [], 0
@@ -342,13 +321,7 @@ def _from_json(line: Line) -> Record:
     stamp = (
         (1, 1, 0, 0, 0)
         if found.time is None
-        else (
-            found.time.month,
-            found.time.day,
-            found.time.hour,
-            found.time.minute,
-            found.time.second,
-        )
+        else (found.time.month, found.time.day, found.time.hour, found.time.minute, found.time.second)
     )
     message, repeated = split_repeated(strip_ansi(found.message.replace("\r\n", "\n")))
     header = None

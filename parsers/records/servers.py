@@ -83,9 +83,7 @@ class Sessions:
             if key not in self._servers:
                 self._servers[key] = _Server(server.index)
 
-    def place(
-        self, group: str, record: Record, family: str, variant: str, fields: dict[str, Any]
-    ) -> Place:
+    def place(self, group: str, record: Record, family: str, variant: str, fields: dict[str, Any]) -> Place:
         """Assign the event of `record`; `group` names the stream (a file, a rotated set, standard input)."""
         key = _key(group, record)
         server = self._servers.get(key)
@@ -97,12 +95,7 @@ class Sessions:
             server.serving = True
         elif family == "preemption":
             self._counter(server, record, fields)
-        elif (
-            family == "http"
-            and fields.get("event") == "server_started"
-            and server.serving
-            and not server.seen
-        ):
+        elif family == "http" and fields.get("event") == "server_started" and server.serving and not server.seen:
             server.restart()
         return Place(server.index, server.run)
 
@@ -157,8 +150,4 @@ def engine_index(record: Record, family: str, fields: dict[str, Any]) -> int | N
     match = _ENGINE_IN_NAME.search(record.process or "")
     if match is not None:
         return int(match["index"])
-    return (
-        0
-        if family in ("stats", "iteration", "preemption") or (record.process or "") == "EngineCore"
-        else None
-    )
+    return 0 if family in ("stats", "iteration", "preemption") or (record.process or "") == "EngineCore" else None

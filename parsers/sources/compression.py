@@ -87,9 +87,7 @@ class _Gzip:
         """What stands before the damage in a piece: zlib gives nothing of a piece that holds some."""
         parts: list[bytes] = []
         with suppress(zlib.error):
-            parts.extend(
-                decoder.decompress(data[at : at + _CAREFUL]) for at in range(0, len(data), _CAREFUL)
-            )
+            parts.extend(decoder.decompress(data[at : at + _CAREFUL]) for at in range(0, len(data), _CAREFUL))
         return b"".join(parts)
 
     @property
@@ -194,13 +192,7 @@ def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
     Yields blocks of bounded size. Raises `DamagedError` after the last decodable block, and for a decompression bomb.
     """
     read = _in_pieces(read)
-    errors: tuple[type[Exception], ...] = (
-        zlib.error,
-        lzma.LZMAError,
-        OSError,
-        ValueError,
-        EOFError,
-    )
+    errors: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError)
     if kind == "zstd":
         errors += _zstd_errors()
     decoder = _new_decoder(kind)
@@ -229,10 +221,7 @@ def decoded(kind: str, read: Callable[[], bytes]) -> Iterator[bytes]:
             if not raw:
                 return
             if compression_of(raw) != kind:
-                raise DamagedError(
-                    f"bytes after the end of the {kind} stream are no {kind}",
-                    len(raw) + _count(read),
-                )
+                raise DamagedError(f"bytes after the end of the {kind} stream are no {kind}", len(raw) + _count(read))
             decoder = _new_decoder(kind)
         elif decoder.hungry:
             raw = read()

@@ -128,9 +128,7 @@ def _of_folder(arg: str, folder: Path, notes: list[str]) -> Iterator[Found]:
 def _walk(folder: Path, notes: list[str]) -> Iterator[Path]:
     """The log files of a folder and its folders, links followed, each folder once."""
     seen: set[tuple[int, int]] = set()
-    for where, folders, names in os.walk(
-        folder, followlinks=True, onerror=lambda e: notes.append(_note(e))
-    ):
+    for where, folders, names in os.walk(folder, followlinks=True, onerror=lambda e: notes.append(_note(e))):
         here = Path(where)
         identity = _identity(here)
         if identity is None or identity in seen:

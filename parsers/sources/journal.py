@@ -89,6 +89,4 @@ def _exported(arguments: Sequence[str], size: int, *, live: bool = False) -> Ite
         if status:
             complaints.seek(0)
             said = complaints.read(2000).decode("utf-8", "replace").strip().splitlines()
-            raise JournalError(
-                f"journalctl failed: {said[-1] if said else f'exit status {status}'}"
-            )
+            raise JournalError(f"journalctl failed: {said[-1] if said else f'exit status {status}'}")

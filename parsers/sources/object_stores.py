@@ -17,15 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from parsers.sources.rotation import natural_key
 
-__all__ = [
-    "RemoteError",
-    "RemoteFile",
-    "WebStream",
-    "is_remote",
-    "remote_files",
-    "sentence_of",
-    "without_user",
-]
+__all__ = ["RemoteError", "RemoteFile", "WebStream", "is_remote", "remote_files", "sentence_of", "without_user"]
 
 BLOCK = 4 << 20
 CONNECT_S = 15.0
@@ -117,9 +109,7 @@ def remote_files(name: str) -> Iterator[RemoteFile]:
             found = files.glob(path, detail=True)
         else:
             facts = files.info(path)
-            found = (
-                files.find(path, detail=True) if facts.get("type") == "directory" else {path: facts}
-            )
+            found = files.find(path, detail=True) if facts.get("type") == "directory" else {path: facts}
     except RemoteError:
         raise
     except Exception as error:
@@ -141,9 +131,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         fsspec = importlib.import_module("fsspec")
     except ImportError:
-        raise RemoteError(
-            "reading from a store or the web needs fsspec: pip install 'logscope[remote]'"
-        ) from None
+        raise RemoteError("reading from a store or the web needs fsspec: pip install 'logscope[remote]'") from None
     scheme = url.partition("://")[0].lower()
     known = fsspec.get_filesystem_class(scheme)
     options = known._get_kwargs_from_urls(url)  # a host, where the file system is one
@@ -160,10 +148,7 @@ def _web_options() -> dict[str, Any]:
     """A server that is silent is left; a long answer is not. Proxies are those of the environment."""
     aiohttp = importlib.import_module("aiohttp")
     patience = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S)
-    return {
-        "client_kwargs": {"timeout": patience, "trust_env": True},
-        "headers": {"Accept-Encoding": "identity"},
-    }
+    return {"client_kwargs": {"timeout": patience, "trust_env": True}, "headers": {"Accept-Encoding": "identity"}}
 
 
 def _changed(facts: dict[str, Any]) -> int | None:
@@ -182,9 +167,7 @@ def _changed(facts: dict[str, Any]) -> int | None:
 def sentence_of(error: BaseException) -> str:
     """A store's exception as a short sentence with what to do."""
     if isinstance(error, FileNotFoundError):
-        told = (
-            error.__cause__
-        )  # for fsspec any failure to look up an address of the web is such a one
+        told = error.__cause__  # for fsspec any failure to look up an address of the web is such a one
         return _of_the_web(told) if told is not None else "no such file; check the address"
     if isinstance(error, PermissionError):
         return "permission denied; check the credentials in the environment"

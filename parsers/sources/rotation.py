@@ -14,13 +14,9 @@ __all__ = ["Rotation", "natural_key", "pod_of", "rotation_of"]
 
 _COMPRESSED = re.compile(r"\.(?:gz|zst|zstd|xz|bz2|gzip)\Z", re.I)
 _NUMBERED = re.compile(r"(?P<base>.*[A-Za-z])\.(?P<number>\d{1,4})\Z")  # server.log.2
-_DATE = (
-    r"(?P<date>\d{4}-?[01]\d-?[0-3]\d(?:[-_T.]?\d\d[-_.:]?\d\d(?:[-_.:]?\d\d)?(?:[_.]\d{1,6})?)?)"
-)
+_DATE = r"(?P<date>\d{4}-?[01]\d-?[0-3]\d(?:[-_T.]?\d\d[-_.:]?\d\d(?:[-_.:]?\d\d)?(?:[_.]\d{1,6})?)?)"
 _DATED = re.compile(rf"(?P<base>.+)[-_.]{_DATE}\Z")  # server.log-20260501
-_DATE_INSIDE = re.compile(
-    rf"(?P<base>.+)[-_.]{_DATE}(?P<suffix>\.[A-Za-z]{{2,6}})\Z"
-)  # server.2026-05-01.log
+_DATE_INSIDE = re.compile(rf"(?P<base>.+)[-_.]{_DATE}(?P<suffix>\.[A-Za-z]{{2,6}})\Z")  # server.2026-05-01.log
 # /var/log/pods/default_vllm-0_6f1c.../vllm/1.log: a container's second run, with its own rotated files
 _KUBELET = re.compile(r"(?P<restart>\d{1,5})\.log(?:\.(?P<date>\d{8}-\d{6}))?\Z")
 _POD_FOLDER = re.compile(r"[a-z0-9.-]+_[a-z0-9.-]+_[0-9a-f-]{8,64}\Z")
@@ -28,9 +24,7 @@ _POD_PATH = re.compile(
     r"(?:\A|/)[a-z0-9.-]+_(?P<pod>[a-z0-9.-]+)_[0-9a-f-]{8,64}/(?P<container>[a-z0-9-]+)/\d{1,5}\.log"
 )
 # /var/log/containers/vllm-0_default_vllm-<64 hex digits>.log
-_CONTAINER_LINK = re.compile(
-    r"(?:\A|/)(?P<pod>[a-z0-9.-]+)_[a-z0-9.-]+_(?P<container>[a-z0-9-]+)-[0-9a-f]{64}\.log"
-)
+_CONTAINER_LINK = re.compile(r"(?:\A|/)(?P<pod>[a-z0-9.-]+)_[a-z0-9.-]+_(?P<container>[a-z0-9-]+)-[0-9a-f]{64}\.log")
 _NUMBER_RUN = re.compile(r"(\d+)")
 
 
@@ -54,9 +48,7 @@ def rotation_of(name: str) -> Rotation:
     for pattern in (_DATED, _DATE_INSIDE):
         if found := pattern.match(stem):
             base = found["base"] + (found["suffix"] if pattern is _DATE_INSIDE else "")
-            return Rotation(
-                str(path.with_name(base)), (0, 0, re.sub(r"\D", "", found["date"]).ljust(20, "0"))
-            )
+            return Rotation(str(path.with_name(base)), (0, 0, re.sub(r"\D", "", found["date"]).ljust(20, "0")))
     if found := _NUMBERED.match(stem):
         return Rotation(str(path.with_name(found["base"])), (1, -int(found["number"]), ""))
     return Rotation(str(path.with_name(stem)), (2, 0, ""))

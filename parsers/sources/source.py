@@ -20,24 +20,8 @@ from parsers.envelopes import Clock
 from parsers.envelopes.blocks import is_newest_first, turned_round, unwrapped
 from parsers.envelopes.rare import TooLargeError
 from parsers.envelopes.stamps import zone_of
-from parsers.lines import (
-    Line,
-    Loss,
-    Outer,
-    TextBlock,
-    after_hole,
-    is_binary,
-    transcoded,
-    without_lone_surrogates,
-)
-from parsers.sources.compression import (
-    BLOCK,
-    DamagedError,
-    compression_of,
-    decoded,
-    open_blocks,
-    unsupported,
-)
+from parsers.lines import Line, Loss, Outer, TextBlock, after_hole, is_binary, transcoded, without_lone_surrogates
+from parsers.sources.compression import BLOCK, DamagedError, compression_of, decoded, open_blocks, unsupported
 from parsers.sources.discovery import Found, discover
 from parsers.sources.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.sources.object_stores import RemoteFile, sentence_of
@@ -220,11 +204,7 @@ class Source:
         clock = Clock(self.timezone, self.modified_us)
         pod = pod_of(str(self.path.absolute())) if self.path is not None else None
         pieces = unwrapped(
-            self.blocks(),
-            self.loss,
-            clock,
-            by_entry=lambda: self._is_journal,
-            bulk=bulk and pod is None,
+            self.blocks(), self.loss, clock, by_entry=lambda: self._is_journal, bulk=bulk and pod is None
         )
         if pod is not None:
             pieces = _placed(pieces, Outer("", pod=pod[0], container=pod[1]))
@@ -245,9 +225,7 @@ class Source:
             self.loss.problem = f"newest first and could not be turned round: {reason}"
 
 
-def _placed(
-    pieces: Iterator[TextBlock | list[Line]], place: Outer
-) -> Iterator[TextBlock | list[Line]]:
+def _placed(pieces: Iterator[TextBlock | list[Line]], place: Outer) -> Iterator[TextBlock | list[Line]]:
     """With the pod and container that the file's place tells, where the lines do not."""
     for piece in pieces:
         if isinstance(piece, TextBlock):
@@ -270,11 +248,7 @@ def journal_of(query: JournalQuery) -> Source:
 
 
 def expand(
-    args: Sequence[str],
-    *,
-    stdin: BinaryIO | None = None,
-    timezone: str | None = None,
-    live: bool = False,
+    args: Sequence[str], *, stdin: BinaryIO | None = None, timezone: str | None = None, live: bool = False
 ) -> Sources:
     """Turn the arguments of a command into sources, rotated sets oldest first.
 

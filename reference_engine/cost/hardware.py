@@ -137,7 +137,5 @@ def find_gpu(name: str) -> Gpu:
     if found is not None:
         return found
     near = difflib.get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.6)
-    known = ", ".join(dict.fromkeys(_BY_KEY[k].name for k in near)) or ", ".join(
-        gpu.name for gpu in GPUS
-    )
+    known = ", ".join(dict.fromkeys(_BY_KEY[k].name for k in near)) or ", ".join(gpu.name for gpu in GPUS)
     raise ConfigError(f"hardware {name!r} is not in the GPU table; known: {known}")

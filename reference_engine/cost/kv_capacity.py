@@ -66,11 +66,7 @@ class KvCapacity:
 
 
 def kv_capacity(
-    gpu: Gpu,
-    model: ModelShape,
-    placement: Placement | None = None,
-    block_size: int = 16,
-    runtime: float | None = None,
+    gpu: Gpu, model: ModelShape, placement: Placement | None = None, block_size: int = 16, runtime: float | None = None
 ) -> KvCapacity:
     """The KV capacity of an engine on `placement.parallel.devices` devices of kind `gpu`.
 
@@ -78,21 +74,12 @@ def kv_capacity(
     """
     place = placement or Placement()
     taken = runtime_bytes(place.parallel) if runtime is None else runtime
-    room = (
-        gpu.memory_bytes * place.gpu_memory_utilization
-        - model.weight_bytes_per_device(place.parallel)
-        - taken
-    )
+    room = gpu.memory_bytes * place.gpu_memory_utilization - model.weight_bytes_per_device(place.parallel) - taken
     return KvCapacity(_blocks(room, model, place, block_size), block_size, room)
 
 
 def rescaled_num_blocks(
-    num_blocks: int,
-    block_size: int,
-    memory_bytes: float,
-    model: ModelShape,
-    before: Placement,
-    after: Placement,
+    num_blocks: int, block_size: int, memory_bytes: float, model: ModelShape, before: Placement, after: Placement
 ) -> int:
     """Blocks of the same size after a change of utilization, parallel sizes or KV type; 0 when nothing fits.
 

@@ -18,9 +18,7 @@ _PARAMETERS_PER_LAYER = 12
 _WIDTH_PER_LAYER = 128
 
 
-def kv_bytes_per_token(
-    num_layers: int, num_kv_heads: int, head_size: int, bytes_per_value: int = 2
-) -> int:
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_size: int, bytes_per_value: int = 2) -> int:
     """Bytes that one token's keys and values take over all layers (1 byte a value for fp8, 2 for fp16 and bf16)."""
     return 2 * num_layers * num_kv_heads * head_size * bytes_per_value
 

@@ -90,9 +90,7 @@ class RooflineStepTime:
             "_attention_s": 4 * model.width * model.layers / flops,
             # The stages' own layers add up to all layers: only the tensor split shortens the read of a whole round.
             "_kv_token_s": model.kv_bytes_per_token_per_device(Parallel(tensor)) / bandwidth,
-            "_fixed_s": model.layers * eff.layer_s
-            + reduces * eff.collective_s
-            + (stages - 1) * eff.collective_s,
+            "_fixed_s": model.layers * eff.layer_s + reduces * eff.collective_s + (stages - 1) * eff.collective_s,
             "_link_token_s": (reduces * ring + stages - 1) * activation / link,
             "_host_step_s": eff.host_step_s,
             "_host_request_s": eff.host_request_s,
@@ -102,9 +100,7 @@ class RooflineStepTime:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
-    def seconds(
-        self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
-    ) -> float:
+    def seconds(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> float:
         """Duration of the step in seconds; an empty step costs nothing but the host's part."""
         # Asked once a step of a replay, so: no calls where they can be had without.
         host = self._host_step_s + self._host_request_s * requests
@@ -117,9 +113,7 @@ class RooflineStepTime:
         products = self._token_s * tokens
         attention = self._kv_token_s * kv_tokens
         if prefill_tokens > 0:
-            context = _prefill_context(
-                prefill_tokens, kv_tokens, requests, requests - decode_requests
-            )
+            context = _prefill_context(prefill_tokens, kv_tokens, requests, requests - decode_requests)
             arithmetic = self._attention_s * prefill_tokens * context
             if arithmetic > attention:
                 attention = arithmetic
@@ -153,9 +147,7 @@ class StepTime(Protocol):
     requests are scheduled.
     """
 
-    def seconds(
-        self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
-    ) -> float:
+    def seconds(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> float:
         """Duration of the step in seconds, not negative."""
 
 
@@ -168,9 +160,7 @@ class LinearStepTime:
     per_decode_s: float
     per_kv_token_s: float
 
-    def seconds(
-        self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
-    ) -> float:
+    def seconds(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> float:
         """The linear sum; `requests` has no term of its own."""
         return (
             self.base_s

@@ -73,9 +73,7 @@ def check_config(config: EngineConfig) -> None:
     if config.watermark is not None and not 0 <= config.watermark < 1:
         raise ConfigError(f"watermark is {config.watermark}, it must be from 0 to below 1")
     if config.max_num_active_seqs is not None and config.max_num_active_seqs < 1:
-        raise ConfigError(
-            f"max_num_active_seqs is {config.max_num_active_seqs}, it must be at least 1"
-        )
+        raise ConfigError(f"max_num_active_seqs is {config.max_num_active_seqs}, it must be at least 1")
 
 
 def check_request(config: EngineConfig, request: Request) -> None:
@@ -100,9 +98,7 @@ def check_request(config: EngineConfig, request: Request) -> None:
     for name in ("arrival_s", "arrival_time", "abort_s"):
         value = getattr(request, name)
         if value is not None and not (math.isfinite(value) and 0 <= value <= LATEST_S):
-            raise WorkloadError(
-                f"{where} has {name} {value}, it must be a time from 0 to {LATEST_S:.0e} seconds"
-            )
+            raise WorkloadError(f"{where} has {name} {value}, it must be a time from 0 to {LATEST_S:.0e} seconds")
     if request.abort_s is not None and request.abort_s < request.arrival_s:
         raise WorkloadError(f"{where} is aborted before it arrives")
     if request.prompt is not None:

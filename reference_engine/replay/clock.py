@@ -57,9 +57,7 @@ class Observation:
     steps: int
 
 
-def batch_duration(
-    model: StepTime, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
-) -> int:
+def batch_duration(model: StepTime, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> int:
     """A model's seconds as nanoseconds.
 
     Raises:

@@ -61,19 +61,11 @@ class Stretch:
     steps: int = 0
 
 
-def open_stretch(
-    scheduler: BulkScheduler, under_way: FastBatch | None, now: int, last_end: int
-) -> Stretch:
+def open_stretch(scheduler: BulkScheduler, under_way: FastBatch | None, now: int, last_end: int) -> Stretch:
     """A stretch that begins after the newest batch; `under_way` is the one in flight, None when it has ended."""
     pending = None
     if under_way is not None:
-        pending = Pending(
-            under_way.start,
-            under_way.end,
-            under_way.deliveries,
-            under_way.kv_tokens,
-            under_way.free,
-        )
+        pending = Pending(under_way.start, under_way.end, under_way.deliveries, under_way.kv_tokens, under_way.free)
     bulk = scheduler.bulk
     return Stretch(
         now=now,
@@ -113,9 +105,7 @@ def coast(stretch: Stretch, model: StepTime, gaps: dict[int, int], log: StepLog 
         _coast_double(stretch, stretch.pending, model, gaps, log)
 
 
-def _coast_single(
-    stretch: Stretch, model: StepTime, gaps: dict[int, int], log: StepLog | None
-) -> None:
+def _coast_single(stretch: Stretch, model: StepTime, gaps: dict[int, int], log: StepLog | None) -> None:
     """One batch in flight: a turn is a step."""
     members, demand, size = stretch.members, stretch.demand, len(stretch.demand)
     now, batch, free, kv = stretch.now, stretch.batch, stretch.free, stretch.kv_tokens
@@ -149,11 +139,7 @@ def _coast_single(
 
 
 def _coast_double(
-    stretch: Stretch,
-    under_way: Pending,
-    model: StepTime,
-    gaps: dict[int, int],
-    log: StepLog | None,
+    stretch: Stretch, under_way: Pending, model: StepTime, gaps: dict[int, int], log: StepLog | None
 ) -> None:
     """Two batches in flight: a turn decides a batch and then waits for the one before it."""
     members, demand, size = stretch.members, stretch.demand, len(stretch.demand)

@@ -142,9 +142,7 @@ class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
         if own == 0:
             return batch.disturbed
         requests = batch.members + len(batch.chunks)
-        without = batch_duration(
-            self.step_time, own, batch.decode_requests, batch.kv_tokens, requests
-        )
+        without = batch_duration(self.step_time, own, batch.decode_requests, batch.kv_tokens, requests)
         return max(0, batch.end - batch.start - without)
 
     def _write_held_up(self, states: Iterable[MemberT], batch: BulkBatchT) -> None:

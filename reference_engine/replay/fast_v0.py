@@ -58,9 +58,7 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
     ) -> None:
         check_config(config)
         if not v0_bulk_possible(config):
-            raise ConfigError(
-                f"the fast replay does not cover {config.engine} {config.version} with these settings"
-            )
+            raise ConfigError(f"the fast replay does not cover {config.engine} {config.version} with these settings")
         self.scheduler = V0BulkScheduler(config)
         super().__init__(config, step_time, self.scheduler, keep_steps, on_step)
         self._last_beat = 0
@@ -235,9 +233,7 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
         self._fresh.clear()
         self._last_beat = end
 
-    def _complete_chunks(
-        self, batch: _Batch, chunks: list[tuple[V0FastState, int, int]]
-    ) -> list[V0FastState]:
+    def _complete_chunks(self, batch: _Batch, chunks: list[tuple[V0FastState, int, int]]) -> list[V0FastState]:
         """Ledgers and tokens of requests outside the bulk; returns those that got their last one."""
         done = []
         for state, own, kind in chunks:

@@ -48,9 +48,7 @@ class FastReplay(BulkReplay[FastBatch, FastState]):
     ) -> None:
         check_config(config)
         if not bulk_possible(config):
-            raise ConfigError(
-                f"the fast replay does not cover {config.engine} {config.version} with this policy"
-            )
+            raise ConfigError(f"the fast replay does not cover {config.engine} {config.version} with this policy")
         self.scheduler = BulkScheduler(config, sharing)
         super().__init__(config, step_time, self.scheduler, keep_steps, on_step)
         self.sharing = sharing or not config.enable_prefix_caching

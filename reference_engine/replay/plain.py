@@ -32,15 +32,7 @@ from reference_engine.replay.clock import ReplayClock, batch_duration
 from reference_engine.v0.step import V0Step
 from reference_engine.v1.scheduler import V1Scheduler
 
-__all__ = [
-    "GUARD_STEPS",
-    "EngineLoop",
-    "PlainReplay",
-    "ProgressGuard",
-    "drive",
-    "make_scheduler",
-    "stuck_message",
-]
+__all__ = ["GUARD_STEPS", "EngineLoop", "PlainReplay", "ProgressGuard", "drive", "make_scheduler", "stuck_message"]
 GUARD_STEPS = 1000
 
 
@@ -135,9 +127,7 @@ def drive(scheduler: Scheduler, requests: Iterable[Request]) -> Iterator[Iterati
         NoProgressError, SchedulerFailedError: as `EngineLoop.turn`; all turns before were yielded.
     """
     # numbers before texts, so that mixed ids have an order
-    pending = deque(
-        sorted(requests, key=lambda r: (r.arrival_step or 0, isinstance(r.id, str), r.id))
-    )
+    pending = deque(sorted(requests, key=lambda r: (r.arrival_step or 0, isinstance(r.id, str), r.id)))
     loop = EngineLoop(scheduler)
     number = 0
     while pending or not loop.idle:
@@ -336,8 +326,6 @@ class PlainReplay(ReplayClock[_PlainBatch]):
         """The part of a batch's time that comes from the prefill and recompute tokens of others."""
         if own == batch.prefill_tokens:
             return 0
-        without = batch_duration(
-            self.step_time, own, batch.decode_requests, batch.kv_tokens, len(batch.kinds)
-        )
+        without = batch_duration(self.step_time, own, batch.decode_requests, batch.kv_tokens, len(batch.kinds))
         duration = batch.end - batch.start
         return max(0, duration - without)

@@ -209,9 +209,7 @@ def thinned(points: Sequence[CounterPoint], limit: int) -> Iterator[CounterPoint
     running and waiting are kept.
     """
     changed = [
-        point
-        for position, point in enumerate(points)
-        if position == 0 or _state(point) != _state(points[position - 1])
+        point for position, point in enumerate(points) if position == 0 or _state(point) != _state(points[position - 1])
     ]
     if len(changed) <= limit:
         yield from changed
@@ -219,11 +217,7 @@ def thinned(points: Sequence[CounterPoint], limit: int) -> Iterator[CounterPoint
     width = -(-len(changed) * 6 // max(6, limit))
     for start in range(0, len(changed), width):
         group = changed[start : start + width]
-        kept = {
-            id(pick(group, key=key)): None
-            for key in (_usage, _running, _waiting)
-            for pick in (min, max)
-        }
+        kept = {id(pick(group, key=key)): None for key in (_usage, _running, _waiting) for pick in (min, max)}
         yield from (point for point in group if id(point) in kept)
 
 
@@ -250,10 +244,7 @@ class RecordedReplay(PlainReplay):
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        step_time: StepTime,
-        on_turn: Callable[[Iteration], None] | None = None,
+        self, config: EngineConfig, step_time: StepTime, on_turn: Callable[[Iteration], None] | None = None
     ) -> None:
         super().__init__(config, step_time)
         self.phases = PhaseTracker()
@@ -289,9 +280,7 @@ class RecordedReplay(PlainReplay):
 class _Watched:
     """A scheduler that puts its calls together to turns: what was added, the step, the outcome that came with it."""
 
-    def __init__(
-        self, scheduler: Scheduler, replay: PlainReplay, on_turn: Callable[[Iteration], None]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, replay: PlainReplay, on_turn: Callable[[Iteration], None]) -> None:
         self.config = scheduler.config
         self._scheduler = scheduler
         self._replay = replay

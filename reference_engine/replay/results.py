@@ -100,9 +100,7 @@ def summarise(records: Sequence[RequestRecord], gaps: Mapping[int, int]) -> Summ
         e2e_s=_percentiles(ends, (50, 90, 99)),
         itl_s={key: None if gap is None else gap / 1e9 for key, gap in itl.items()},
         generation_tokens_per_s=sum(r.output for r in done) / duration if duration else None,
-        prompt_tokens_per_s=(
-            sum(r.request.prompt_tokens for r in done) / duration if duration else None
-        ),
+        prompt_tokens_per_s=(sum(r.request.prompt_tokens for r in done) / duration if duration else None),
         duration_s=duration,
         ledger_s=dict(zip(LABELS, totals or [0.0] * len(LABELS), strict=True)),
     )
@@ -210,11 +208,7 @@ class ReplayResult:
 
 
 def make_replay(
-    config: EngineConfig,
-    step_time: StepTime,
-    sharing: bool = False,
-    keep_steps: bool = False,
-    plain: bool = False,
+    config: EngineConfig, step_time: StepTime, sharing: bool = False, keep_steps: bool = False, plain: bool = False
 ) -> FastReplay | V0FastReplay | PlainReplay:
     """A replay to be fed and advanced: the fast one where it knows the engine, else the plain one.
 
@@ -236,9 +230,7 @@ def make_replay(
     return PlainReplay(config, step_time, keep_steps)
 
 
-def replay(
-    config: EngineConfig, requests: Iterable[Request], step_time: StepTime, plain: bool = False
-) -> ReplayResult:
+def replay(config: EngineConfig, requests: Iterable[Request], step_time: StepTime, plain: bool = False) -> ReplayResult:
     """Replay a workload on a virtual clock.
 
     Args:

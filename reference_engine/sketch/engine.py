@@ -86,9 +86,7 @@ class SketchReplay(SketchScheduler):
         if request.bulk:
             heapq.heappush(self.finishes, (request.limit - request.output_base, request.id))
 
-    def add(
-        self, request_id: int, lengths: Lengths, arrival: float, abort: float | None = None
-    ) -> None:
+    def add(self, request_id: int, lengths: Lengths, arrival: float, abort: float | None = None) -> None:
         """Announce a request; arrivals come in order. `abort`: when its client goes away."""
         self.pending.append(SketchRequest(request_id, lengths, arrival))
         if abort is not None:

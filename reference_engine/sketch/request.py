@@ -12,9 +12,7 @@ from reference_engine.replay.clock import kv_usage
 from reference_engine.v1.profile import profile_of
 
 __all__ = ["Batch", "Lengths", "SketchRequest", "SketchRules"]
-V0_WATERMARK = (
-    0.01  # share of the blocks that V0 keeps free when it admits (0.3.0 .. 0.10.2, cache_config)
-)
+V0_WATERMARK = 0.01  # share of the blocks that V0 keeps free when it admits (0.3.0 .. 0.10.2, cache_config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,9 +173,7 @@ class SketchScheduler:
                 return None
             left = budget
             for request in singles:
-                tokens = min(
-                    request.prompt + request.output - request.computed, left, self._chunk()
-                )
+                tokens = min(request.prompt + request.output - request.computed, left, self._chunk())
                 if tokens <= 0:
                     return None
                 end = request.computed + tokens

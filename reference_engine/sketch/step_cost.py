@@ -30,9 +30,7 @@ class StepCost:
     per_prefill_squared: float = 0.0
     scale: float = 1.0
 
-    def seconds(
-        self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
-    ) -> float:
+    def seconds(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> float:
         """Seconds of a step; `requests` has no term of its own."""
         return self.scale * (
             self.base
@@ -52,13 +50,7 @@ class StepCost:
     @property
     def coefficients(self) -> tuple[float, float, float, float, float]:
         """The five coefficients, without the scale."""
-        return (
-            self.base,
-            self.per_prefill,
-            self.per_decode,
-            self.per_kv,
-            self.per_prefill_squared,
-        )
+        return (self.base, self.per_prefill, self.per_decode, self.per_kv, self.per_prefill_squared)
 
     def scaled(self, scale: float) -> StepCost:
         """The same with another speed."""

@@ -21,17 +21,13 @@ __all__ = ["is_dataset_row", "is_result", "read_dataset", "read_result"]
 _CHARACTERS_PER_TOKEN = 4
 # Default of --custom-output-len and --spec-bench-output-len.
 _DEFAULT_OUTPUT_TOKENS = 256
-_AT_ONCE = (
-    "no arrival times: all requests arrive at once (request rate inf, the benchmark's default)"
-)
+_AT_ONCE = "no arrival times: all requests arrive at once (request rate inf, the benchmark's default)"
 _ESTIMATED = f"lengths are estimated from the text, {_CHARACTERS_PER_TOKEN} characters a token"
 
 
 def is_dataset_row(record: Any) -> bool:
     """Whether an object is a row of a benchmark dataset."""
-    return isinstance(record, dict) and any(
-        key in record for key in ("prompt", "turns", "conversations", "prompt_len")
-    )
+    return isinstance(record, dict) and any(key in record for key in ("prompt", "turns", "conversations", "prompt_len"))
 
 
 def is_result(record: Any) -> bool:
@@ -76,9 +72,7 @@ def _row_lengths(row: Row, notes: dict[str, None]) -> tuple[int, int] | None:
     if prompt is None:
         raise row.error("neither a prompt nor its length")
     if output is None:
-        notes[
-            f"no output lengths: {_DEFAULT_OUTPUT_TOKENS} tokens each, the benchmark's default"
-        ] = None
+        notes[f"no output lengths: {_DEFAULT_OUTPUT_TOKENS} tokens each, the benchmark's default"] = None
         output = _DEFAULT_OUTPUT_TOKENS
     return prompt, output
 
@@ -118,9 +112,7 @@ def read_result(source: str, record: Mapping[str, Any]) -> Workload:
     arrivals, note = _arrivals(source, record, len(prompts))
     requests = []
     failed = 0
-    for position, (prompt, output, arrival) in enumerate(
-        zip(prompts, outputs, arrivals, strict=True)
-    ):
+    for position, (prompt, output, arrival) in enumerate(zip(prompts, outputs, arrivals, strict=True)):
         row = Row(source, 1, {"input_lens": prompt, "output_lens": output, "start_times": arrival})
         if row.count("output_lens", least=0) == 0:
             failed += 1

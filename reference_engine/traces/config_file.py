@@ -90,11 +90,7 @@ def nominal_setup() -> Setup:
 
 _NOMINAL_GPU = find_gpu("H100")
 _NOMINAL_MODEL = ModelShape(
-    weight_bytes=16.06e9,
-    kv_bytes_per_token=131072,
-    num_layers=32,
-    hidden_size=4096,
-    num_kv_heads=8,
+    weight_bytes=16.06e9, kv_bytes_per_token=131072, num_layers=32, hidden_size=4096, num_kv_heads=8
 )
 
 
@@ -141,9 +137,7 @@ def _hardware(document: Mapping[str, Any]) -> tuple[Gpu, ModelShape, Parallel] |
     return find_gpu(name), ModelShape(**shape), Parallel(*split)
 
 
-def _sized_blocks(
-    hardware: tuple[Gpu, ModelShape, Parallel], document: Mapping[str, Any], block_size: int
-) -> int:
+def _sized_blocks(hardware: tuple[Gpu, ModelShape, Parallel], document: Mapping[str, Any], block_size: int) -> int:
     gpu, model, parallel = hardware
     share = document.get("gpu_memory_utilization")
     used = _positive("gpu_memory_utilization", 0.9 if share is None else share, 0.0)

@@ -32,9 +32,7 @@ def _clock_time(row: Row, key: str) -> float:
     if found is None:
         raise row.error(f"{key} is {value[:40]!r}, not a date and time")
     try:
-        moment = datetime.fromisoformat(
-            f"{found['day']}T{found['time']}{found['zone'] or '+00:00'}"
-        )
+        moment = datetime.fromisoformat(f"{found['day']}T{found['time']}{found['zone'] or '+00:00'}")
     except ValueError:
         raise row.error(f"{key} is {value[:40]!r}, which no calendar has") from None
     since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -25,21 +25,11 @@ from reference_engine.model.step import Iteration
 from reference_engine.traces.config_file import Setup, clock_of
 from reference_engine.traces.workload_file import Workload, lines_of, parse_json
 
-__all__ = [
-    "config_of",
-    "is_golden_header",
-    "read_golden",
-    "request_of",
-    "step_file_name",
-    "step_record",
-    "write_steps",
-]
+__all__ = ["config_of", "is_golden_header", "read_golden", "request_of", "step_file_name", "step_record", "write_steps"]
 _CONFIG_NAMES = {"async": "async_scheduling"}
 
 
-def config_of(
-    record: Mapping[str, Any], engine: str = "vllm-v1", version: str = "0.33.0"
-) -> EngineConfig:
+def config_of(record: Mapping[str, Any], engine: str = "vllm-v1", version: str = "0.33.0") -> EngineConfig:
     """A `config` object of a trace as a configuration. Unknown keys are passed over, null means the default.
 
     Raises:
@@ -49,9 +39,7 @@ def config_of(
         raise WorkloadError(f"the configuration is no object: {record!r}")
     fields = {_CONFIG_NAMES.get(key, key): value for key, value in record.items()}
     known = {
-        key: value
-        for key, value in fields.items()
-        if key in EngineConfig.__dataclass_fields__ and value is not None
+        key: value for key, value in fields.items() if key in EngineConfig.__dataclass_fields__ and value is not None
     }
     known.setdefault("engine", engine)
     known.setdefault("version", version)
@@ -100,9 +88,7 @@ def step_record(iteration: Iteration) -> dict[str, Any]:
             "ignored": step.ignored,
         }
         record.update({key: value for key, value in optional.items() if value})
-        record.update(
-            run=step.running, wait=step.waiting, nct=step.num_computed, free=step.free_blocks
-        )
+        record.update(run=step.running, wait=step.waiting, nct=step.num_computed, free=step.free_blocks)
     record["tok"] = None if outcome is None else outcome.tokens
     if outcome is not None:
         if outcome.finished:

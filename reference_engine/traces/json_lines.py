@@ -27,9 +27,7 @@ def read_requests(source: str, text: TextIO) -> Workload:
     for position, row in enumerate(json_rows(source, text)):
         request = _request(row, position)
         if request.id in seen:
-            raise row.error(
-                f"request_id {request.id!r} was used before, on line {seen[request.id]}"
-            )
+            raise row.error(f"request_id {request.id!r} was used before, on line {seen[request.id]}")
         seen[request.id] = row.line
         requests.append(request)
     if any(request.arrival_step is not None for request in requests):
@@ -98,9 +96,7 @@ def read_mooncake(source: str, text: TextIO) -> Workload:
     An `output_length` of 0 counts as 1: a server gives at least one token.
     """
     return finish_workload(
-        source,
-        "mooncake",
-        (_mooncake_request(row, number) for number, row in enumerate(json_rows(source, text))),
+        source, "mooncake", (_mooncake_request(row, number) for number, row in enumerate(json_rows(source, text)))
     )
 
 
@@ -122,9 +118,7 @@ def _mooncake_prompt(row: Row, number: int, tokens: int) -> tuple[tuple[str, int
     if not isinstance(ids, list) or not all(type(value) is int for value in ids):
         raise row.error("hash_ids is not a list of whole numbers")
     if (len(ids) - 1) * HASH_TOKENS >= tokens:
-        raise row.error(
-            f"{len(ids)} hash_ids are too many for {tokens} tokens of {HASH_TOKENS} each"
-        )
+        raise row.error(f"{len(ids)} hash_ids are too many for {tokens} tokens of {HASH_TOKENS} each")
     segments = []
     left = tokens
     for value in ids:

@@ -93,9 +93,7 @@ class Row:
         return value
 
 
-def finish_workload(
-    source: str, name: str, requests: Iterable[Request], notes: tuple[str, ...] = ()
-) -> Workload:
+def finish_workload(source: str, name: str, requests: Iterable[Request], notes: tuple[str, ...] = ()) -> Workload:
     """A workload in order of arrival (equal times keep the file's order). Raises when it holds no request."""
     ordered = tuple(sorted(requests, key=lambda request: request.arrival_s))
     if not ordered:

@@ -271,9 +271,7 @@ class CachingPool:
             if block not in self._unused or self._unused[block][0] != accessed:
                 continue  # left over from an earlier stay among the unused
             if self._hash[block] != number:
-                raise SchedulerFailedError(
-                    "the evictor named a block of another content (AssertionError)"
-                )
+                raise SchedulerFailedError("the evictor named a block of another content (AssertionError)")
             del self._unused[block]
             del self._cached[number]
             self._hash[block] = None
@@ -281,9 +279,7 @@ class CachingPool:
         raise SchedulerFailedError("the allocator has no free block (NoFreeBlocksError)")
 
 
-def make_pools(
-    num_blocks: int, num_cpu_blocks: int, block_size: int, caching: bool
-) -> tuple[V0Pool, V0Pool]:
+def make_pools(num_blocks: int, num_cpu_blocks: int, block_size: int, caching: bool) -> tuple[V0Pool, V0Pool]:
     """The GPU's and the CPU's pool."""
     if not caching:
         return CountingPool(num_blocks, block_size), CountingPool(num_cpu_blocks, block_size)
@@ -299,10 +295,7 @@ class V0Memory:
 
     def __init__(self, config: EngineConfig, profile: V0Profile) -> None:
         self.gpu, self.cpu = make_pools(
-            config.num_blocks,
-            config.num_cpu_blocks,
-            config.block_size,
-            config.enable_prefix_caching,
+            config.num_blocks, config.num_cpu_blocks, config.block_size, config.enable_prefix_caching
         )
         self.watermark = int(WATERMARK * config.num_blocks)
         self.block_size = config.block_size

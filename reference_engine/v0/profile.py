@@ -47,12 +47,7 @@ _SINCE: tuple[tuple[tuple[int, int, int], dict[str, bool]], ...] = (
     ((0, 5, 5), {"sorted_by_arrival": False, "mode_selectable": True}),
     (
         (0, 6, 4),
-        {
-            "first_block_manager": False,
-            "new_prefills_first": False,
-            "priority": True,
-            "hits_cost_nothing": True,
-        },
+        {"first_block_manager": False, "new_prefills_first": False, "priority": True, "hits_cost_nothing": True},
     ),
     ((0, 7, 3), {"partial_prefills": True}),
     ((0, 9, 2), {"hits_looked_up_anew": True}),

@@ -39,13 +39,9 @@ class V0Scheduler:
         self.swapped: deque[V0State] = deque()
         self.states: dict[RequestId, V0State] = {}
         self.chunked = config.enable_chunked_prefill and self.profile.chunked
-        self.by_priority = (
-            config.policy == "priority" and self.profile.priority and not self.chunked
-        )
+        self.by_priority = config.policy == "priority" and self.profile.priority and not self.chunked
         self.swaps = config.preemption_mode == "swap" and self.profile.mode_selectable
-        self.partial_prefills = (
-            config.max_num_partial_prefills if self.chunked and self.profile.partial_prefills else 1
-        )
+        self.partial_prefills = config.max_num_partial_prefills if self.chunked and self.profile.partial_prefills else 1
         self.looks_up = config.enable_prefix_caching and self.profile.hits_cost_nothing
         self.long_prefill = config.long_prefill_token_threshold
         if self.partial_prefills > 1 and self.long_prefill == 0:
@@ -100,10 +96,7 @@ class V0Scheduler:
             self._schedule_chunked(turn)
         else:
             self._schedule_default(turn)
-        if (
-            turn.tokens > self.config.max_num_batched_tokens
-            or turn.seats > self.config.max_num_seqs
-        ):
+        if turn.tokens > self.config.max_num_batched_tokens or turn.seats > self.config.max_num_seqs:
             raise SchedulerFailedError(
                 "more was scheduled than max_num_batched_tokens or max_num_seqs allow "
                 "(the engine stops with an AssertionError in scheduler.py)"
@@ -219,9 +212,7 @@ class V0Scheduler:
         else:
             turn.decodes.append(state)
 
-    def _preempt(
-        self, state: V0State, recomputed: list[V0State], swapped_out: list[V0State]
-    ) -> None:
+    def _preempt(self, state: V0State, recomputed: list[V0State], swapped_out: list[V0State]) -> None:
         """Take a running request's blocks: to be recomputed, or swapped out to the CPU."""
         if not self.swaps:
             self.memory.gpu.release(state)

@@ -129,9 +129,7 @@ class Turn:
             left = min(left, share) // self.config.block_size * self.config.block_size
         return min(wanted, left, share)
 
-    def share_budget(
-        self, running: Iterable[V0State], waiting: Iterable[V0State], most: int, long: int
-    ) -> None:
+    def share_budget(self, running: Iterable[V0State], waiting: Iterable[V0State], most: int, long: int) -> None:
         """Split the budget evenly over the partial prefills of this step, running or waiting ones.
 
         Args:

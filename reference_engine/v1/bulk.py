@@ -192,9 +192,7 @@ class BulkScheduler(V1Scheduler):
         if not self.waiting or len(self.running) >= self.seats:
             return True
         whole = not self.config.enable_chunked_prefill
-        return self.count_pool is not None and not (
-            whole and self.profile.unchunked_prompt == "skipped"
-        )
+        return self.count_pool is not None and not (whole and self.profile.unchunked_prompt == "skipped")
 
     def allot_members(self, batch: int) -> None:
         """Hand the members of an uneventful batch their blocks by name (`BlockPool`)."""
@@ -316,16 +314,10 @@ class BulkScheduler(V1Scheduler):
 
         The members' blocks are only named in a `BlockPool`; else what they registered follows from their position.
         """
-        full = [
-            (s.stamp, s, min(s.computed + tokens, s.tokens) // self.size)
-            for s, tokens, _new in plan
-        ]
+        full = [(s.stamp, s, min(s.computed + tokens, s.tokens) // self.size) for s, tokens, _new in plan]
         if self.block_pool is not None:
             ahead, batch = 1 - self.lag, self.batch
-            full += [
-                (s.stamp, s, (s.base + batch - self.lag) // self.size)
-                for s in self.bulk.crossing(batch + ahead)
-            ]
+            full += [(s.stamp, s, (s.base + batch - self.lag) // self.size) for s in self.bulk.crossing(batch + ahead)]
             full.sort()
         for _stamp, state, blocks in full:
             self.pool.register(state, blocks)

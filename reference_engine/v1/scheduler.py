@@ -37,9 +37,7 @@ class V1Scheduler:
         self.pool = _default_pool(config) if pool is None else pool
         self.by_priority = config.policy == "priority" and self.profile.priority_policy
         self.running: list[RequestState] = []
-        self.waiting: WaitingQueue = (
-            PriorityQueue(self.profile.tie_order) if self.by_priority else FcfsQueue()
-        )
+        self.waiting: WaitingQueue = PriorityQueue(self.profile.tie_order) if self.by_priority else FcfsQueue()
         self.states: dict[RequestId, RequestState] = {}
         self.seats = config.max_num_seqs
         if self.profile.live_threshold and config.max_num_active_seqs is not None:
@@ -191,9 +189,7 @@ class V1Scheduler:
             self.waiting.put_back(state)
 
     def _whole_prompts(self) -> bool:
-        return not (
-            self.config.enable_chunked_prefill or self.profile.unchunked_prompt == "chunked"
-        )
+        return not (self.config.enable_chunked_prefill or self.profile.unchunked_prompt == "chunked")
 
     def _cache_hit(self, state: RequestState) -> tuple[int, int]:
         """Cached blocks at the start of a request, never its last token's; only for one that has computed nothing."""

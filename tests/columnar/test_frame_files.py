@@ -28,16 +28,12 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "v0-with-warnings.log.gz"
 
 @pytest.mark.parametrize("rows", [1, 50, 1_000_000])
 @pytest.mark.parametrize("block", [1, 1 << 23])
-def test_the_files_are_the_frames(
-    tmp_path: Path, rows: int, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_are_the_frames(tmp_path: Path, rows: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_files, "ROWS", rows)
     monkeypatch.setattr(reading, "BLOCK", block)
     log = tmp_path / "server.log"
     log.write_bytes(gzip.decompress(SAMPLE.read_bytes()))
-    run = CliRunner().invoke(
-        cli, ["parse", str(log), "--output", str(tmp_path / "out"), "--year", "2026"]
-    )
+    run = CliRunner().invoke(cli, ["parse", str(log), "--output", str(tmp_path / "out"), "--year", "2026"])
     assert run.exit_code == 0
     assert run.output == ""
     expected = frames_of(read_events(expand([str(log)]), Coverage(), year=2026))
@@ -94,10 +90,7 @@ def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
 
 @given(
     st.lists(
-        st.tuples(
-            st.lists(st.text(max_size=5) | st.none(), max_size=30),
-            st.integers(-(2**63), 2**63 - 1),
-        ),
+        st.tuples(st.lists(st.text(max_size=5) | st.none(), max_size=30), st.integers(-(2**63), 2**63 - 1)),
         min_size=1,
         max_size=5,
     ),

@@ -19,12 +19,7 @@ limits = st.one_of(
 )
 prompts = st.one_of(
     st.text(max_size=60).map(repr),
-    st.lists(
-        st.sampled_from(
-            ["one", "two\n", "\\", "'", '"', "[1]", "[0m", "é", "INFO", "max_tokens=3,"]
-        ),
-        max_size=9,
-    )
+    st.lists(st.sampled_from(["one", "two\n", "\\", "'", '"', "[1]", "[0m", "é", "INFO", "max_tokens=3,"]), max_size=9)
     .map(" ".join)
     .map(repr),
     st.sampled_from(
@@ -50,9 +45,7 @@ TAILS = [
     "prompt_embeds shape: None, lora_request: None.",
     "lora_request: LoRARequest(lora_name='a', lora_int_id=1).",
 ]
-stops = st.sampled_from(
-    ["[]", "['max_tokens=3', 'x']", "[' max_tokens=7,']", "['\\n', ')']", "['[0m']"]
-)
+stops = st.sampled_from(["[]", "['max_tokens=3', 'x']", "[' max_tokens=7,']", "['\\n', ')']", "['[0m']"])
 
 
 @st.composite
@@ -68,8 +61,7 @@ def requests(draw: st.DrawFn) -> str:
         ids_part = f"prompt_token_ids: {draw(st.one_of(numbers, st.just('None')))}, "
     tail = draw(st.sampled_from(TAILS))
     return record(
-        f"Received request {draw(ids)}: {prompt}params: {params}, {ids_part}{tail}",
-        origin="request_logger.py:65",
+        f"Received request {draw(ids)}: {prompt}params: {params}, {ids_part}{tail}", origin="request_logger.py:65"
     )
 
 
@@ -82,12 +74,7 @@ def test_any_requests(lines: list[str], times: int) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.lists(
-        st.tuples(
-            ids, st.sampled_from(["Added", "Aborted", "Finished"]), st.sampled_from(["", "."])
-        ),
-        max_size=30,
-    )
+    st.lists(st.tuples(ids, st.sampled_from(["Added", "Aborted", "Finished"]), st.sampled_from(["", "."])), max_size=30)
 )
 def test_any_ids(lives: list[tuple[str, str, str]]) -> None:
     lines = [record(f"{verb} request {name}{stop}") for name, verb, stop in lives]
@@ -119,10 +106,7 @@ def test_any_gauges(gauges: list[tuple[object, int, object, str]]) -> None:
         record(
             f"Iteration({count}): {count % 5} context requests, {count} context tokens, 61 generation requests, "
             f"61 generation tokens, iteration elapsed time: {rate} ms"
-            + (
-                f", GPU KV cache usage: {usage}%, encoder inputs: 2, encoder output embeddings: 7"
-                * (more != "")
-            ),
+            + (f", GPU KV cache usage: {usage}%, encoder inputs: 2, encoder output embeddings: 7" * (more != "")),
             prefix="(EngineCore_DP1 pid=7) ",
         )
         for rate, count, usage, more in gauges

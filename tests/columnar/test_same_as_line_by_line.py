@@ -33,12 +33,7 @@ API = "(APIServer pid=19868) "
 
 
 def record(
-    message: str,
-    at: str = "05-09 00:49:33",
-    *,
-    prefix: str = API,
-    level: str = "INFO",
-    origin: str = "loggers.py:259",
+    message: str, at: str = "05-09 00:49:33", *, prefix: str = API, level: str = "INFO", origin: str = "loggers.py:259"
 ) -> str:
     return f"{prefix}{level} {at} [{origin}] {message}"
 
@@ -89,27 +84,14 @@ UNUSUAL = [
         level="ERROR",
     ),
     record("Memory profiling takes 1.05 seconds"),
-    record(
-        "the current vLLM instance can use total_gpu_memory (79.33GiB) x gpu_memory_utilization (0.90) = 71.39GiB"
-    ),
-    record(
-        f"Received request cmpl-p: prompt: 'one\\n two \\x04 {API}INFO 05-09', params: {PARAMS}"
-    ),
+    record("the current vLLM instance can use total_gpu_memory (79.33GiB) x gpu_memory_utilization (0.90) = 71.39GiB"),
+    record(f"Received request cmpl-p: prompt: 'one\\n two \\x04 {API}INFO 05-09', params: {PARAMS}"),
     record("Received request cmpl-q: prompt: 'open"),
     record(f"', params: {PARAMS}"),
     f"still the prompt', params: {PARAMS}",
-    record(
-        f"Received request cmpl-s: params: {PARAMS}".replace(
-            "stop=[]", "stop=['max_tokens=3', '\\n']"
-        )
-    ),
-    record(
-        f"Received request cmpl-t: params: {PARAMS}".replace(
-            "None.", "None, prompt_adapter_request: None."
-        )
-    ),
-    record(f"Received request cmpl-u: params: {PARAMS}", prefix="")
-    + record("Added request cmpl-v."),
+    record(f"Received request cmpl-s: params: {PARAMS}".replace("stop=[]", "stop=['max_tokens=3', '\\n']")),
+    record(f"Received request cmpl-t: params: {PARAMS}".replace("None.", "None, prompt_adapter_request: None.")),
+    record(f"Received request cmpl-u: params: {PARAMS}", prefix="") + record("Added request cmpl-v."),
     record("Added request \u00e9\u2028x."),
     record("Added request cmpl-w. [repeated 3x across cluster]"),
     record("Added request cmpl-\x1b[0mx."),
@@ -119,9 +101,7 @@ UNUSUAL = [
     record("Added request cmpl-ray.", prefix="(ServeReplica:app pid=5) (EngineCore pid=6) "),
     record("Added request cmpl-node.", prefix="[node-a] "),
     record("cut at a ter"),
-    record(
-        "Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 3.0 tokens/s, Running: 1 reqs,"
-    ),
+    record("Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 3.0 tokens/s, Running: 1 reqs,"),
     record("Added request cmpl-feb.", "02-30 00:00:00"),
     record("Added request cmpl-leap.", "02-29 00:00:00"),
     record("Added request cmpl-dec.", "12-31 23:59:60"),
@@ -138,11 +118,7 @@ UNUSUAL = [
     v0_warning(100, 51),
     v0_warning(110, 1),
     *v1_start(),
-    *(
-        f"INFO 05-09 00:49:33 [some.py:1] {format_.example}"
-        for format_ in FORMATS
-        if "\n" not in format_.example
-    ),
+    *(f"INFO 05-09 00:49:33 [some.py:1] {format_.example}" for format_ in FORMATS if "\n" not in format_.example),
 ]
 
 
@@ -163,9 +139,7 @@ class Blocks(Source):
             at += size
 
 
-def assert_same(
-    plain: list[Source], bulk: list[Source], *, year: int | None = 2026
-) -> dict[str, pl.DataFrame]:
+def assert_same(plain: list[Source], bulk: list[Source], *, year: int | None = 2026) -> dict[str, pl.DataFrame]:
     counts, expected = Coverage(), FrameBuilder()
     texts, found_texts = [], []
 
@@ -209,10 +183,7 @@ def test_real_logs(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.lists(
-        st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ORDINARY), st.sampled_from(UNUSUAL)),
-        max_size=60,
-    ),
+    st.lists(st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ORDINARY), st.sampled_from(UNUSUAL)), max_size=60),
     st.lists(st.integers(1, 3000), min_size=1, max_size=8),
     st.sampled_from(["\n", "\n", "\n", "\r\n", "\r\r\n"]),
     st.booleans(),
@@ -230,9 +201,7 @@ def test_any_lines_in_any_order(lines: list[str], sizes: list[int], end: str, en
     st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4), st.integers(0, 40)), max_size=4),
     st.lists(st.integers(1, 3000), min_size=1, max_size=4),
 )
-def test_any_damage(
-    lines: list[str], wounds: list[tuple[float, bytes, int]], sizes: list[int]
-) -> None:
+def test_any_damage(lines: list[str], wounds: list[tuple[float, bytes, int]], sizes: list[int]) -> None:
     data = "\n".join(lines).encode("utf-8", "surrogatepass")
     for where, what, gone in wounds:
         at = int(where * len(data))
@@ -249,9 +218,7 @@ def test_what_is_common_is_read_in_bulk(tmp_path: Path, monkeypatch: pytest.Monk
     one_by_one: list[int] = []
     feed = reading._SourceInBulk._feed
     monkeypatch.setattr(
-        reading._SourceInBulk,
-        "_feed",
-        lambda self, line: (one_by_one.append(line.number), feed(self, line))[1],
+        reading._SourceInBulk, "_feed", lambda self, line: (one_by_one.append(line.number), feed(self, line))[1]
     )
     frames = assert_same(expand([str(path)]), expand([str(path)]))
     assert len(frames["request"]) == 4000
@@ -259,13 +226,7 @@ def test_what_is_common_is_read_in_bulk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_year_is_carried_through_new_year_and_back(tmp_path: Path) -> None:
-    stamps = [
-        "12-30 23:59:58",
-        "12-31 23:59:59",
-        "01-01 00:00:01",
-        "12-31 23:59:59",
-        "01-02 00:00:00",
-    ]
+    stamps = ["12-30 23:59:58", "12-31 23:59:59", "01-01 00:00:01", "12-31 23:59:59", "01-02 00:00:00"]
     lines = [line for stamp in stamps for i in range(20) for line in request_lines(f"c{i}", stamp)]
     path = tmp_path / "server.log"
     path.write_text("\n".join(lines) + "\n")

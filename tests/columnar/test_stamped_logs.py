@@ -47,9 +47,7 @@ DRESSES: dict[str, Dress] = {
 IN_BULK = sorted(set(DRESSES) - {"two pods", "kubectl --prefix"})
 
 
-def dressed(
-    lines: list[str], dress: Dress, step: timedelta = timedelta(seconds=0.37), at: datetime = START
-) -> bytes:
+def dressed(lines: list[str], dress: Dress, step: timedelta = timedelta(seconds=0.37), at: datetime = START) -> bytes:
     text = (dress(at + i * step, i) + line for i, line in enumerate(lines))
     return "\n".join([*text, ""]).encode("utf-8", "surrogatepass")
 
@@ -68,17 +66,12 @@ def test_real_logs(name: str, sample: str, monkeypatch: pytest.MonkeyPatch) -> N
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(sorted(DRESSES)),
-    st.lists(
-        st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ORDINARY), st.sampled_from(UNUSUAL)),
-        max_size=60,
-    ),
+    st.lists(st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ORDINARY), st.sampled_from(UNUSUAL)), max_size=60),
     st.lists(st.integers(200, 6000), min_size=1, max_size=8),
     st.sampled_from([None, None, 2025]),
     st.sampled_from([0.0, 0.04, 1.0, 61.7, 3e5]),
 )
-def test_any_lines_in_any_order(
-    name: str, lines: list[str], sizes: list[int], year: int | None, step: float
-) -> None:
+def test_any_lines_in_any_order(name: str, lines: list[str], sizes: list[int], year: int | None, step: float) -> None:
     data = dressed(lines, DRESSES[name], timedelta(seconds=step))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "BLOCK", 1)
@@ -92,9 +85,7 @@ def test_any_lines_in_any_order(
     st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4), st.integers(0, 40)), max_size=4),
     st.lists(st.integers(200, 3000), min_size=1, max_size=4),
 )
-def test_any_damage(
-    name: str, lines: list[str], wounds: list[tuple[float, bytes, int]], sizes: list[int]
-) -> None:
+def test_any_damage(name: str, lines: list[str], wounds: list[tuple[float, bytes, int]], sizes: list[int]) -> None:
     data = dressed(lines, DRESSES[name])
     for where, what, gone in wounds:
         at = int(where * len(data))
@@ -111,9 +102,7 @@ def test_what_is_common_is_read_in_bulk(name: str, monkeypatch: pytest.MonkeyPat
     one_by_one: list[int] = []
     feed = reading._SourceInBulk._feed
     monkeypatch.setattr(
-        reading._SourceInBulk,
-        "_feed",
-        lambda self, line: (one_by_one.append(line.number), feed(self, line))[1],
+        reading._SourceInBulk, "_feed", lambda self, line: (one_by_one.append(line.number), feed(self, line))[1]
     )
     frames = assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])], year=None)
     assert len(frames["request"]) == 4000

@@ -24,25 +24,12 @@ from tests.engine.workloads import LINEAR, Roofline, cases
 DECISIONS = (
     "preempted", "new", "resumed", "hits", "running", "waiting", "num_computed", "free_blocks", "blocked",
 )  # fmt: skip
-STORY = (
-    "arrival",
-    "cached",
-    "end",
-    "first_token",
-    "ledger",
-    "preemptions",
-    "recomputed",
-    "status",
-    "output",
-)
+STORY = ("arrival", "cached", "end", "first_token", "ledger", "preemptions", "recomputed", "status", "output")
 MODELS = st.sampled_from([LINEAR, Roofline()])
 
 
 def _decision(step: Step) -> dict[str, Any]:
-    return {
-        "scheduled": list(step.scheduled.items()),
-        **{key: getattr(step, key) for key in DECISIONS},
-    }
+    return {"scheduled": list(step.scheduled.items()), **{key: getattr(step, key) for key in DECISIONS}}
 
 
 def _stories(replay: FastReplay | PlainReplay) -> dict[Any, dict[str, Any]]:
@@ -191,9 +178,7 @@ def test_observations_are_those_of_the_last_completed_step() -> None:
 def test_versions_outside_the_fast_path_are_replayed_plainly(
     version: str, policy: str, asynchronous: bool, fast: bool
 ) -> None:
-    config = EngineConfig(
-        num_blocks=20, version=version, policy=policy, async_scheduling=asynchronous
-    )
+    config = EngineConfig(num_blocks=20, version=version, policy=policy, async_scheduling=asynchronous)
     assert isinstance(make_replay(config, LINEAR), FastReplay if fast else PlainReplay)
 
 

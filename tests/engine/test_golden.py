@@ -13,33 +13,14 @@ from typing import Any
 import pytest
 
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import (
-    EngineError,
-    NoProgressError,
-    SchedulerFailedError,
-    WorkloadError,
-)
+from reference_engine.model.errors import EngineError, NoProgressError, SchedulerFailedError, WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.replay.plain import GUARD_STEPS, PlainReplay, drive, make_scheduler
 from reference_engine.traces.golden import config_of, read_golden, step_record
 from tests.engine.workloads import LINEAR
 
 FOLDER = Path(os.environ.get("LOGSCOPE_GOLDEN") or Path(__file__).parent.parent / "data" / "golden")
-COMPARED = (
-    "add",
-    "n",
-    "pre",
-    "new",
-    "res",
-    "hit",
-    "run",
-    "wait",
-    "nct",
-    "free",
-    "tok",
-    "fin",
-    "free_end",
-)
+COMPARED = ("add", "n", "pre", "new", "res", "hit", "run", "wait", "nct", "free", "tok", "fin", "free_end")
 UPDATE_ONLY = ("tok", "fin", "free_end")
 
 
@@ -118,12 +99,7 @@ def test_the_replay_counts_what_the_real_scheduler_counted(lines: list[str]) -> 
     for told in summary["summary"]:
         record = replay.records[told["id"]]
         counted = (record.preemptions, record.recomputed, record.cached, record.output)
-        assert counted == (
-            told["preempt"],
-            told["recomputed"],
-            told["cached_first"] or 0,
-            told["out"],
-        )
+        assert counted == (told["preempt"], told["recomputed"], told["cached_first"] or 0, told["out"])
 
 
 def test_all_versions_and_end_states_are_in_the_sample() -> None:
@@ -135,12 +111,7 @@ def test_all_versions_and_end_states_are_in_the_sample() -> None:
 HEADER = {
     "engine": "vllm-v1",
     "version": "0.32.0",
-    "config": {
-        "num_blocks": 5,
-        "block_size": 16,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 256,
-    },
+    "config": {"num_blocks": 5, "block_size": 16, "max_num_batched_tokens": 64, "max_model_len": 256},
     "requests": [
         {"id": 7, "max_tokens": 4, "prompt": [["u7", 90]], "arrival_step": 0},
         {"id": 8, "max_tokens": 4, "prompt": [["u8", 9]], "arrival_step": 3},
@@ -150,9 +121,7 @@ HEADER = {
 
 @pytest.mark.parametrize("version", ["0.8.5", "0.18.0", "0.32.0"])
 @pytest.mark.parametrize("caching", [True, False])
-def test_a_run_that_cannot_progress_is_ended_and_names_the_request(
-    version: str, caching: bool
-) -> None:
+def test_a_run_that_cannot_progress_is_ended_and_names_the_request(version: str, caching: bool) -> None:
     header = {**HEADER, "version": version}
     config, requests = read_header(json.dumps(header))
     config = config_of({**HEADER["config"], "enable_prefix_caching": caching}, version=version)

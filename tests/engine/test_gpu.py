@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_engine.cost.hardware import GIB, GPUS, find_gpu
-from reference_engine.cost.kv_capacity import (
-    Placement,
-    kv_capacity,
-    rescaled_num_blocks,
-    runtime_bytes,
-)
+from reference_engine.cost.kv_capacity import Placement, kv_capacity, rescaled_num_blocks, runtime_bytes
 from reference_engine.cost.model_shape import ModelShape, Parallel, kv_bytes_per_token
 from reference_engine.cost.step_time import Efficiency, RooflineStepTime
 from reference_engine.model.errors import ConfigError
@@ -32,9 +27,7 @@ models = st.builds(
     num_kv_heads=st.none() | st.integers(1, 32),
 )
 splits = st.builds(Parallel, tensor=st.sampled_from([1, 2, 4, 8]), pipeline=st.integers(1, 4))
-clocks = st.builds(
-    RooflineStepTime, gpu=gpus, model=models, parallel=splits, async_scheduling=st.booleans()
-)
+clocks = st.builds(RooflineStepTime, gpu=gpus, model=models, parallel=splits, async_scheduling=st.booleans())
 tokens = st.integers(0, 200_000)
 
 
@@ -170,9 +163,9 @@ def test_pipeline_stages_share_the_arithmetic_of_many_requests_but_not_of_one() 
 
 def test_pipeline_stages_do_not_speed_up_the_reading_of_weights() -> None:
     one = RooflineStepTime(find_gpu("H100"), LLAMA_70B).seconds(0, 4, 4000, 4)
-    assert RooflineStepTime(find_gpu("H100"), LLAMA_70B, Parallel(1, 4)).seconds(
-        0, 4, 4000, 4
-    ) == pytest.approx(one, rel=0.05)
+    assert RooflineStepTime(find_gpu("H100"), LLAMA_70B, Parallel(1, 4)).seconds(0, 4, 4000, 4) == pytest.approx(
+        one, rel=0.05
+    )
 
 
 def test_few_tokens_of_a_mixture_of_experts_read_few_weights() -> None:
@@ -194,12 +187,9 @@ def test_asynchronous_scheduling_hides_the_shorter_of_host_and_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "layers", "width"),
-    [(ModelShape(16.06e9, 1.0), 32, 4096), (ModelShape(141e9, 1.0), 80, 8192)],
+    ("model", "layers", "width"), [(ModelShape(16.06e9, 1.0), 32, 4096), (ModelShape(141e9, 1.0), 80, 8192)]
 )
-def test_depth_and_width_are_estimated_from_the_size(
-    model: ModelShape, layers: int, width: int
-) -> None:
+def test_depth_and_width_are_estimated_from_the_size(model: ModelShape, layers: int, width: int) -> None:
     assert model.layers == pytest.approx(layers, rel=0.15)
     assert model.width == pytest.approx(width, rel=0.15)
 
@@ -230,19 +220,10 @@ def test_splitting_past_the_kv_heads_saves_no_kv() -> None:
 
 
 def test_the_stage_with_most_layers_decides() -> None:
-    assert LLAMA_70B.kv_bytes_per_token_per_device(Parallel(1, 3)) == pytest.approx(
-        327680 * 27 / 80
-    )
+    assert LLAMA_70B.kv_bytes_per_token_per_device(Parallel(1, 3)) == pytest.approx(327680 * 27 / 80)
 
 
-@given(
-    gpus,
-    models,
-    st.floats(0.3, 0.9),
-    st.floats(0.01, 0.1),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([16, 32]),
-)
+@given(gpus, models, st.floats(0.3, 0.9), st.floats(0.01, 0.1), st.sampled_from([1, 2, 4]), st.sampled_from([16, 32]))
 def test_more_memory_devices_or_smaller_values_never_hold_less(
     gpu: object, model: ModelShape, share: float, more: float, tensor: int, block: int
 ) -> None:
@@ -256,23 +237,9 @@ def test_more_memory_devices_or_smaller_values_never_hold_less(
         assert tokens_at(Placement(share, Parallel(2 * tensor))) >= base
 
 
-@given(
-    gpus,
-    models,
-    splits,
-    splits,
-    st.floats(0.5, 0.95),
-    st.floats(0.5, 0.95),
-    st.sampled_from([0.5, 1.0, 2.0]),
-)
+@given(gpus, models, splits, splits, st.floats(0.5, 0.95), st.floats(0.5, 0.95), st.sampled_from([0.5, 1.0, 2.0]))
 def test_rescaling_a_capacity_agrees_with_sizing_afresh(
-    gpu: object,
-    model: ModelShape,
-    first: Parallel,
-    second: Parallel,
-    low: float,
-    high: float,
-    scale: float,
+    gpu: object, model: ModelShape, first: Parallel, second: Parallel, low: float, high: float, scale: float
 ) -> None:
     before, after = Placement(low, first), Placement(high, second, scale)
     known = kv_capacity(gpu, model, before)  # type: ignore[arg-type]

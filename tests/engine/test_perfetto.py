@@ -16,14 +16,7 @@ from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.model.step import Step
 from reference_engine.replay.plain import drive, make_scheduler
-from reference_engine.replay.recording import (
-    PHASES,
-    CounterPoint,
-    Phase,
-    PhaseTracker,
-    thinned,
-    write_trace,
-)
+from reference_engine.replay.recording import PHASES, CounterPoint, Phase, PhaseTracker, thinned, write_trace
 
 
 def written(phases: list[Phase], points: list[CounterPoint], **bounds: int) -> dict[str, Any]:
@@ -58,13 +51,7 @@ def test_a_preempted_request_has_all_five_phases() -> None:
     requests = [Request(number, 11, 12, arrival_step=0) for number in range(2)]
     tracker, ended = tracked(config, requests)
     lane = [phase for phase in tracker.phases if phase.request_id == 1]
-    assert [phase.name for phase in lane] == [
-        "prefill",
-        "decode",
-        "preempted",
-        "recompute",
-        "decode",
-    ]
+    assert [phase.name for phase in lane] == ["prefill", "decode", "preempted", "recompute", "decode"]
     assert all(before.end_s == after.start_s for before, after in itertools.pairwise(lane))
     assert lane[-1].end_s == ended[1]
 
@@ -99,8 +86,7 @@ def test_lanes_add_up_to_the_life_of_every_request(
         num_blocks=blocks, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, enable_prefix_caching=caching
     )  # fmt: skip
     requests = [
-        Request(number, prompt, output, arrival_step=step)
-        for number, (prompt, output, step) in enumerate(shapes)
+        Request(number, prompt, output, arrival_step=step) for number, (prompt, output, step) in enumerate(shapes)
     ]
     tracker, ended = tracked(config, requests)
     assert set(ended) == {request.id for request in requests}
@@ -110,11 +96,7 @@ def test_lanes_add_up_to_the_life_of_every_request(
         assert event["name"] in PHASES
         assert event["dur"] > 0
         lanes[event["tid"]].append(event)
-    names = {
-        event["tid"]: event["args"]["name"]
-        for event in events(document, "M")
-        if event["name"] == "thread_name"
-    }
+    names = {event["tid"]: event["args"]["name"] for event in events(document, "M") if event["name"] == "thread_name"}
     assert set(lanes) == set(names)
     for lane, parts in lanes.items():
         request = requests[int(names[lane].removeprefix("request "))]
@@ -140,13 +122,8 @@ def test_unchanged_points_are_written_once() -> None:
     assert list(thinned(points, 1000)) == points[:1]
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 99), st.integers(0, 99)), max_size=400),
-    st.integers(6, 60),
-)
-def test_thinning_is_bounded_ordered_and_keeps_the_extremes(
-    states: list[tuple[float, int, int]], limit: int
-) -> None:
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 99), st.integers(0, 99)), max_size=400), st.integers(6, 60))
+def test_thinning_is_bounded_ordered_and_keeps_the_extremes(states: list[tuple[float, int, int]], limit: int) -> None:
     points = [CounterPoint(float(at), *state) for at, state in enumerate(states)]
     kept = list(thinned(points, limit))
     assert len(kept) <= limit + 6

@@ -29,11 +29,7 @@ def _hold(pool: BlockPool, state: RequestState, blocks: int, full: int) -> None:
 
 def test_released_blocks_are_found_by_content_and_given_up_from_the_tail() -> None:
     pool = _pool(6)
-    first, same, other = (
-        _state(0, 16, (("a", 16),)),
-        _state(1, 20, (("a", 16), ("u1", 4))),
-        _state(2, 8),
-    )
+    first, same, other = (_state(0, 16, (("a", 16),)), _state(1, 20, (("a", 16), ("u1", 4))), _state(2, 8))
     _hold(pool, first, 4, 4)
     assert pool.lookup(same, 5) == (4, 0)  # in use: they cost nothing
     pool.release(first)

@@ -18,9 +18,7 @@ from reference_engine.traces.golden import step_record
 
 CLOCK = LinearStepTime(0.01, 1e-4, 1e-4, 1e-7)
 
-shapes = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(0, 20)), min_size=1, max_size=10
-)
+shapes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(0, 20)), min_size=1, max_size=10)
 
 
 def engine(asynchronous: bool, caching: bool, policy: str = "fcfs") -> EngineConfig:

@@ -18,13 +18,7 @@ from reference_engine.model.ledger import LABELS
 from reference_engine.model.request import Request
 from reference_engine.replay.clock import kv_usage
 from reference_engine.replay.plain import drive, make_scheduler
-from reference_engine.replay.results import (
-    REQUEST_SCHEMA,
-    STEP_SCHEMA,
-    make_replay,
-    replay,
-    weighted_percentile,
-)
+from reference_engine.replay.results import REQUEST_SCHEMA, STEP_SCHEMA, make_replay, replay, weighted_percentile
 from reference_engine.v1.profile import PROFILES, profile_of
 from reference_engine.v1.scheduler import V1Scheduler
 from tests.engine.workloads import LINEAR, Roofline, cases
@@ -135,9 +129,7 @@ def test_waiting_for_blocks() -> None:
 
 
 def test_a_preempted_request_waits_and_recomputes() -> None:
-    config = EngineConfig(
-        num_blocks=5, block_size=16, enable_prefix_caching=False, version="0.33.0"
-    )
+    config = EngineConfig(num_blocks=5, block_size=16, enable_prefix_caching=False, version="0.33.0")
     result = replay(config, [Request(0, 32, 12), Request(1, 30, 8)], SECOND)
     # 0 and 1 hold two blocks each; the second step takes 0 to a third and evicts 1, which has one token by then
     first, second = result.requests().rows(named=True)
@@ -187,13 +179,8 @@ def test_frames_have_their_schemas() -> None:
     assert steps["usage"].to_list() == [kv_usage(CALM, free) for free in steps["free_end"]]
 
 
-@given(
-    weights=st.dictionaries(st.integers(0, 1000), st.integers(1, 9), min_size=1, max_size=30),
-    q=st.floats(0, 100),
-)
-def test_percentiles_of_gaps_are_those_of_the_written_out_list(
-    weights: dict[int, int], q: float
-) -> None:
+@given(weights=st.dictionaries(st.integers(0, 1000), st.integers(1, 9), min_size=1, max_size=30), q=st.floats(0, 100))
+def test_percentiles_of_gaps_are_those_of_the_written_out_list(weights: dict[int, int], q: float) -> None:
     values = [value for value, count in weights.items() for _ in range(count)]
     assert weighted_percentile(weights, q) == pytest.approx(float(np.percentile(values, q)))
 

@@ -34,9 +34,7 @@ def test_every_key_reaches_the_engine() -> None:
 
 
 def test_null_means_the_default() -> None:
-    setup = setup_from_document(
-        {"num_blocks": 9, "max_num_seqs": None, "watermark": None, "reserve_full_isl": None}
-    )
+    setup = setup_from_document({"num_blocks": 9, "max_num_seqs": None, "watermark": None, "reserve_full_isl": None})
     assert setup.config == EngineConfig(num_blocks=9)
     assert setup.clock is None
 
@@ -50,16 +48,12 @@ def test_hardware_and_model_give_a_roofline_and_the_blocks() -> None:
     assert isinstance(two.clock, RooflineStepTime)
     assert two.clock.parallel == Parallel(2, 1)
     assert 20_000 < one.config.num_blocks < two.config.num_blocks / 2
-    fuller = setup_from_document(
-        {"hardware": "A100", "model": MODEL, "gpu_memory_utilization": 0.95}
-    )
+    fuller = setup_from_document({"hardware": "A100", "model": MODEL, "gpu_memory_utilization": 0.95})
     assert fuller.config.num_blocks > one.config.num_blocks
 
 
 def test_given_blocks_and_coefficients_win_over_the_model() -> None:
-    setup = setup_from_document(
-        {"num_blocks": 77, "hardware": "A100", "model": MODEL, "step_time": CLOCK}
-    )
+    setup = setup_from_document({"num_blocks": 77, "hardware": "A100", "model": MODEL, "step_time": CLOCK})
     assert setup.config.num_blocks == 77
     assert setup.clock == LinearStepTime(**CLOCK)
 

@@ -31,12 +31,7 @@ def rows(*records: object) -> str:
 
 
 def own(**changes: object) -> dict[str, object]:
-    row: dict[str, object] = {
-        "request_id": "r0",
-        "arrival_s": 0.5,
-        "prompt_tokens": 100,
-        "output_tokens": 20,
-    }
+    row: dict[str, object] = {"request_id": "r0", "arrival_s": 0.5, "prompt_tokens": 100, "output_tokens": 20}
     row.update(changes)
     return {key: value for key, value in row.items() if value != "absent"}
 
@@ -76,9 +71,7 @@ def test_azure_and_vidur_tell_the_same_requests() -> None:
     assert [(r.prompt_tokens, r.output_tokens) for r in azure.requests] == [
         (r.prompt_tokens, r.output_tokens) for r in vidur.requests
     ]
-    assert [r.arrival_s for r in azure.requests] == pytest.approx(
-        [r.arrival_s for r in vidur.requests], abs=2e-6
-    )
+    assert [r.arrival_s for r in azure.requests] == pytest.approx([r.arrival_s for r in vidur.requests], abs=2e-6)
     assert azure.requests[0].arrival_s == 0
 
 
@@ -91,17 +84,13 @@ def test_azure_and_vidur_tell_the_same_requests() -> None:
         ("2023-12-31 23:59:59", "2024-01-01 00:00:00", 1.0),
     ],
 )
-def test_azure_times_in_every_spelling(
-    tmp_path: Path, first: str, second: str, seconds: float
-) -> None:
+def test_azure_times_in_every_spelling(tmp_path: Path, first: str, second: str, seconds: float) -> None:
     content = f"TIMESTAMP,ContextTokens,GeneratedTokens\r\n{first},10,1\r\n{second},10,1\r\n"
     assert read(tmp_path, content).requests[1].arrival_s == pytest.approx(seconds, abs=1e-6)
 
 
 def test_columns_may_stand_in_any_order_and_more_may_be_there(tmp_path: Path) -> None:
-    content = (
-        "request_id,num_decode_tokens,arrived_at,num_prefill_tokens,pd_ratio\n7,44,1.5,374,8.5\n"
-    )
+    content = "request_id,num_decode_tokens,arrived_at,num_prefill_tokens,pd_ratio\n7,44,1.5,374,8.5\n"
     (request,) = read(tmp_path, content).requests
     assert (request.arrival_s, request.prompt_tokens, request.output_tokens) == (1.5, 374, 44)
 
@@ -234,14 +223,10 @@ def test_a_header_may_give_seconds_and_a_clock(tmp_path: Path) -> None:
         ({"id": "a", "conversations": [{"from": "human", "value": "h" * 12}, {"from": "gpt", "value": "g" * 20}]}, 3, 5),
     ],
 )  # fmt: skip
-def test_benchmark_dataset_rows(
-    tmp_path: Path, record: dict[str, object], prompt: int, output: int
-) -> None:
+def test_benchmark_dataset_rows(tmp_path: Path, record: dict[str, object], prompt: int, output: int) -> None:
     workload = read(tmp_path, rows(record, record))
     assert workload.format == "benchmark-dataset"
-    assert [(r.prompt_tokens, r.output_tokens, r.arrival_s) for r in workload.requests] == [
-        (prompt, output, 0.0)
-    ] * 2
+    assert [(r.prompt_tokens, r.output_tokens, r.arrival_s) for r in workload.requests] == [(prompt, output, 0.0)] * 2
     assert any("arrive at once" in note for note in workload.notes)
 
 
@@ -381,9 +366,7 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, second: object, sentence
         ('{"config": {"num_blocks": 5}, "requests": [{"id": 1, "arrival_s": -1, "max_tokens": 1, "prompt": [["u", 1]]}]}', "not a time"),
     ],
 )  # fmt: skip
-def test_bad_first_rows_of_the_other_json_formats(
-    tmp_path: Path, content: str, sentence: str
-) -> None:
+def test_bad_first_rows_of_the_other_json_formats(tmp_path: Path, content: str, sentence: str) -> None:
     with pytest.raises(WorkloadError, match="workload.txt: line 1: .*" + sentence):
         read(tmp_path, content + "\n")
 
@@ -435,9 +418,7 @@ mangled = st.dictionaries(
 
 
 @given(st.lists(mangled, min_size=1, max_size=3))
-def test_any_objects_give_a_workload_or_a_sentence(
-    tmp_path_factory: object, records: list[dict[str, object]]
-) -> None:
+def test_any_objects_give_a_workload_or_a_sentence(tmp_path_factory: object, records: list[dict[str, object]]) -> None:
     path = tmp_path_factory.getbasetemp() / "objects.jsonl"  # type: ignore[attr-defined]
     path.write_text(rows(*records))
     assert_read_or_named(path)

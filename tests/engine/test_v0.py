@@ -77,9 +77,7 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
-def turns_of(
-    scheduler: V0Scheduler, requests: list[Request]
-) -> tuple[list[Iteration], EngineError | None]:
+def turns_of(scheduler: V0Scheduler, requests: list[Request]) -> tuple[list[Iteration], EngineError | None]:
     turns: list[Iteration] = []
     try:
         turns.extend(drive(scheduler, requests))
@@ -242,18 +240,11 @@ def test_prompt_statistics_count_what_is_recomputed() -> None:
         ({"max_num_batched_tokens": 128}, [129]),  # longer than a step may be
         ({"max_model_len": 128}, [129]),
         ({}, [161]),  # more blocks than there are
-        (
-            {"num_blocks": 200, "max_num_batched_tokens": 4000, "max_model_len": 4000},
-            [3190],
-        ),  # watermark of 2
+        ({"num_blocks": 200, "max_num_batched_tokens": 4000, "max_model_len": 4000}, [3190]),  # watermark of 2
     ],
 )
-def test_a_prompt_that_can_never_run_is_ignored_and_blocks_nobody(
-    settings: dict[str, Any], prompts: list[int]
-) -> None:
-    turns, error = turns_of(
-        engine(**settings), [request(i, n) for i, n in enumerate([*prompts, 20])]
-    )
+def test_a_prompt_that_can_never_run_is_ignored_and_blocks_nobody(settings: dict[str, Any], prompts: list[int]) -> None:
+    turns, error = turns_of(engine(**settings), [request(i, n) for i, n in enumerate([*prompts, 20])])
     assert error is None
     assert turns[0].step is not None
     assert turns[0].step.ignored == [0]
@@ -306,9 +297,7 @@ def test_a_request_swapped_out_within_its_prefill_waits_for_a_budget_of_its_whol
         ("0.6.6", {"hits_looked_up_anew": False, "partial_prefills": False}),
     ],
 )
-def test_a_release_has_the_rules_of_the_last_change_before_it(
-    version: str, different: dict[str, bool]
-) -> None:
+def test_a_release_has_the_rules_of_the_last_change_before_it(version: str, different: dict[str, bool]) -> None:
     assert profile_for(version) == V0Profile(**different)
 
 
@@ -325,9 +314,7 @@ def test_up_to_0_3_a_prefill_batch_costs_its_longest_prompt_for_each_prompt() ->
     (first, *_), _ = turns_of(engine(version="0.2.7", **roomy), requests)
     (later, *_), _ = turns_of(engine(version="0.4.2", **roomy), requests)
     assert first.step is not None
-    assert first.step.new == [
-        0
-    ]  # with request 1 it would hold 260 tokens of padding, 256 are allowed
+    assert first.step.new == [0]  # with request 1 it would hold 260 tokens of padding, 256 are allowed
     assert later.step is not None
     assert later.step.new == [0, 1, 2]
 

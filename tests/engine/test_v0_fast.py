@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import (
-    ConfigError,
-    EngineError,
-    NoProgressError,
-    SchedulerFailedError,
-)
+from reference_engine.model.errors import ConfigError, EngineError, NoProgressError, SchedulerFailedError
 from reference_engine.model.request import Request
 from reference_engine.model.step import Step
 from reference_engine.replay.fast_v0 import V0FastReplay
@@ -122,9 +117,7 @@ def test_fast_equals_plain_step_for_step(config: EngineConfig, requests: list[Re
 
 @settings(max_examples=100, deadline=None)
 @given(configs(), workloads())
-def test_ledgers_add_up_and_statistics_count_chunks(
-    config: EngineConfig, requests: list[Request]
-) -> None:
+def test_ledgers_add_up_and_statistics_count_chunks(config: EngineConfig, requests: list[Request]) -> None:
     replay = PlainReplay(config, CLOCK)
     run(replay, requests)
     for record in replay.all_records():
@@ -140,9 +133,7 @@ def test_ledgers_add_up_and_statistics_count_chunks(
 
 @settings(max_examples=60, deadline=None)
 @given(configs(), workloads(), st.floats(0.0, 2.0))
-def test_a_replay_in_two_pieces_is_the_whole_replay(
-    config: EngineConfig, requests: list[Request], at: float
-) -> None:
+def test_a_replay_in_two_pieces_is_the_whole_replay(config: EngineConfig, requests: list[Request], at: float) -> None:
     whole, pieces = (V0FastReplay(config, CLOCK, keep_steps=True) for _ in range(2))
     outcome = run(whole, requests)
     for r in requests:

@@ -17,9 +17,7 @@ LINEAR = LinearStepTime(0.01, 0.0001, 0.0003, 1e-6)
 class Roofline:
     """A step time that is no sum: the larger of a compute and a memory time, and a launch cost a request."""
 
-    def seconds(
-        self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int
-    ) -> float:
+    def seconds(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> float:
         compute = 0.0002 * (prefill_tokens + decode_requests)
         return max(compute, 0.004 + 1e-5 * kv_tokens) + 1e-4 * requests
 
@@ -48,9 +46,7 @@ def configs(draw: st.DrawFn, **fixed: Any) -> EngineConfig:
 
 
 @st.composite
-def workloads(
-    draw: st.DrawFn, config: EngineConfig, sharing: bool, aborts: bool = True
-) -> list[Request]:
+def workloads(draw: st.DrawFn, config: EngineConfig, sharing: bool, aborts: bool = True) -> list[Request]:
     requests: list[Request] = []
     arrival = 0.0
     for number in range(draw(st.integers(1, 14))):

@@ -16,10 +16,7 @@ def busy(at: float = 0, minutes: int = 3) -> list[str]:
     steps = range(6 * minutes)
     lines = v1_start(at)
     for i in steps:
-        lines += [
-            stats_v1(at + 10 * (i + 1), 6, 4 + i % 3, 97.0 + i % 3),
-            access("/v1/completions", "POST"),
-        ]
+        lines += [stats_v1(at + 10 * (i + 1), 6, 4 + i % 3, 97.0 + i % 3), access("/v1/completions", "POST")]
     return lines
 
 
@@ -33,10 +30,7 @@ def two_engines(at: float = 0, minutes: int = 3) -> list[str]:
     lines = v1_start(at)
     for i in range(6 * minutes):
         now = at + 10 * (i + 1)
-        lines += [
-            stats_v1(now, 8, 9, 99.0, engine="Engine 000"),
-            stats_v1(now, 1, 0, 8.0, engine="Engine 001"),
-        ]
+        lines += [stats_v1(now, 8, 9, 99.0, engine="Engine 000"), stats_v1(now, 1, 0, 8.0, engine="Engine 001")]
     return lines
 
 
@@ -46,8 +40,6 @@ def fleet(folder: Path) -> list[str]:
     cut = text.index("\n", len(text) // 2) + 1
     (folder / "a.log.1").write_text(text[:cut])
     (folder / "a.log").write_text(text[cut:])
-    (folder / "b.log.zst").write_bytes(
-        zstandard.ZstdCompressor().compress(("\n".join(quiet()) + "\n").encode())
-    )
+    (folder / "b.log.zst").write_bytes(zstandard.ZstdCompressor().compress(("\n".join(quiet()) + "\n").encode()))
     (folder / "c.log").write_text("\n".join(two_engines()) + "\n")
     return [str(folder / "*.log*")]

@@ -94,9 +94,7 @@ def test_which_executor_answers_which_options() -> None:
     assert isinstance(executor_for(2), Processes)
 
 
-def test_who_replays_does_not_change_the_answer(
-    short_log: LogFrames, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_replays_does_not_change_the_answer(short_log: LogFrames, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of the inference, replays and candidates in this process, beside it, and in processes of their own."""
     monkeypatch.setattr(estimate, "_SECONDS", 1.0)  # how large a pass is, its sender says
     plain = analysis_document(analyze(short_log))
@@ -127,9 +125,7 @@ def test_a_long_past_can_be_sent() -> None:
         node = Node(node, window, cost, 0.0, [], 0.0, 0.0, 0.0, [], [], 0.0)
     own = Node(node, 5000, cost, 0.0, [], 0.0, 0.0, 0.0, [], [], 0.0)
     engine = SketchReplay(SketchRules.of(EngineConfig(64, 16, 4, 256, 512)), cost)
-    sent = pickle.loads(
-        pickle.dumps(carried([Particle(engine, cost, node=n) for n in (node, own)]))
-    )
+    sent = pickle.loads(pickle.dumps(carried([Particle(engine, cost, node=n) for n in (node, own)])))
     first, second = unpacked(sent)
     assert [n.window for n in first.past()] == list(range(5000))
     assert second.node is not None
@@ -138,10 +134,7 @@ def test_a_long_past_can_be_sent() -> None:
 
 
 def test_a_killed_worker_is_said() -> None:
-    with (
-        Processes(2) as executor,
-        pytest.raises(ExecutorError, match="a worker process was killed"),
-    ):
+    with Processes(2) as executor, pytest.raises(ExecutorError, match="a worker process was killed"):
         list(executor.map(falling, range(3)))
 
 
@@ -181,31 +174,18 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
 
 def alive(process: int) -> bool:
     try:
-        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[
-            0
-        ] != "Z"
+        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes")
-@pytest.mark.parametrize(
-    ("how", "later"), [(signal.SIGINT, 0.0), (signal.SIGINT, 0.3), (signal.SIGKILL, 0.3)]
-)
+@pytest.mark.parametrize(("how", "later"), [(signal.SIGINT, 0.0), (signal.SIGINT, 0.3), (signal.SIGKILL, 0.3)])
 @pytest.mark.parametrize("jobs", [["--jobs", "2"], []])
-def test_nobody_works_on_when_it_is_stopped(
-    jobs: list[str], how: signal.Signals, later: float
-) -> None:
+def test_nobody_works_on_when_it_is_stopped(jobs: list[str], how: signal.Signals, later: float) -> None:
     """Ctrl-C (which a terminal sends to all of them, also while they begin), and kill -9 of the first one alone."""
     run = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "logscope",
-            "analyze",
-            str(SAMPLES / "v1-under-pressure.log"),
-            *jobs,
-        ],
+        [sys.executable, "-m", "logscope", "analyze", str(SAMPLES / "v1-under-pressure.log"), *jobs],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,

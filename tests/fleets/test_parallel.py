@@ -66,9 +66,7 @@ def test_a_pod_in_two_files_is_one_server(tmp_path: Path) -> None:
     assert_same(read_fleet(expand(names), Span(), Serial(), year=2026), expected)
 
 
-@pytest.mark.parametrize(
-    "span", [Span(Moment(before_end_s=60)), Span(None, Moment(before_end_s=45))]
-)
+@pytest.mark.parametrize("span", [Span(Moment(before_end_s=60)), Span(None, Moment(before_end_s=45))])
 def test_a_span_counts_from_the_end_of_all_logs(span: Span, tmp_path: Path) -> None:
     names = fleet(tmp_path)
     (tmp_path / "d.log").write_text("\n".join(quiet(600)) + "\n")
@@ -84,10 +82,7 @@ def test_what_cannot_be_read_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "cut.log.gz").write_bytes(gzip.compress("\n".join(busy()).encode())[:-20])
     names.append(str(tmp_path / "cut.log.gz"))
     expected = read_log(expand(names), Span(), year=2026)
-    assert [Path(s["source"]).name for s in expected.coverage.skipped_sources] == [
-        "cut.log.gz",
-        "none.log",
-    ]
+    assert [Path(s["source"]).name for s in expected.coverage.skipped_sources] == ["cut.log.gz", "none.log"]
     assert_same(read_fleet(expand(names), Span(), Serial(), year=2026), expected)
 
 
@@ -113,9 +108,7 @@ class Posted(Serial):
             yield pickle.loads(pickle.dumps(work(sent)))
 
 
-def test_replays_elsewhere_give_the_same_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replays_elsewhere_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two real servers, inferred and replayed, as whole tasks and in parts: document, and the frames that the report draws."""
     monkeypatch.setattr("logscope.inference.windows.estimate._SECONDS", 1.0)
     text = (SAMPLES / "v1-under-pressure.log").read_text().splitlines(keepends=True)

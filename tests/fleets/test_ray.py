@@ -82,11 +82,7 @@ def command(*more: str) -> list[str]:
 def analyzed(folder: Path, *more: str) -> dict[str, Any]:
     """The command as a user types it, and its document."""
     run = subprocess.run(
-        command(*more, "--json", "answer.json"),
-        cwd=folder,
-        capture_output=True,
-        timeout=300,
-        check=False,
+        command(*more, "--json", "answer.json"), cwd=folder, capture_output=True, timeout=300, check=False
     )
     assert run.returncode == 4, run.stderr
     return told(folder, run.stderr)
@@ -174,9 +170,7 @@ def test_ctrl_c_ends_it_and_the_cluster_is_free_again(joined: Any, logs: Path) -
     assert eventually(lambda: not busy(), 60)
 
 
-def test_a_node_that_dies_costs_time_and_nothing_else(
-    joined: Any, logs: Path, plain: dict[str, Any]
-) -> None:
+def test_a_node_that_dies_costs_time_and_nothing_else(joined: Any, logs: Path, plain: dict[str, Any]) -> None:
     node = joined.add_node(num_cpus=2, object_store_memory=STORE)
     run = started(logs)
     time.sleep(1.0)

@@ -41,9 +41,7 @@ class Stand(SimpleNamespace):
             cluster_resources=lambda: {"CPU": 2.0},
             put=lambda value: value,
             wait=lambda refs, timeout: (refs, []),
-            exceptions=SimpleNamespace(
-                RayError=RayError, RayTaskError=RayTaskError, RaySystemError=RaySystemError
-            ),
+            exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, RaySystemError=RaySystemError),
         )
         self.__dict__.update(given)
 
@@ -95,9 +93,7 @@ def unknown(task: object) -> None:
         (unknown, "a node of the Ray cluster cannot run logscope .*No module named 'logscope'"),
     ],
 )
-def test_a_cluster_that_loses_tasks(
-    get: Callable[[object], None], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_loses_tasks(get: Callable[[object], None], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExecutorError, match=said):
         list(on(Stand(get=get), monkeypatch).map(square, [1]))
 
@@ -134,9 +130,7 @@ def test_nobody_listens_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_ray_the_command_says_what_to_install() -> None:
-    without = (
-        "import sys; sys.modules['ray'] = None; from logscope.commands.cli import main; main()"
-    )
+    without = "import sys; sys.modules['ray'] = None; from logscope.commands.cli import main; main()"
     log = str(SAMPLES / "v1-calm.log")
     run = subprocess.run(
         [sys.executable, "-c", without, "analyze", log, "--on", "ray"],
@@ -148,10 +142,7 @@ def test_without_ray_the_command_says_what_to_install() -> None:
     )
     assert run.returncode == 3
     assert run.stdout == ""
-    assert (
-        run.stderr
-        == "logscope: Ray is not installed; install it with: pip install 'logscope[ray]'\n"
-    )
+    assert run.stderr == "logscope: Ray is not installed; install it with: pip install 'logscope[ray]'\n"
 
 
 def test_processes_or_a_cluster_not_both() -> None:

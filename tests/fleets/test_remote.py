@@ -16,9 +16,7 @@ from parsers.sources.object_stores import is_remote
 from parsers.sources.source import expand
 from tests.fleets.logs import busy, quiet
 
-fsspec = pytest.importorskip(
-    "fsspec", reason="fsspec is not installed (pip install 'logscope[remote]')"
-)
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'logscope[remote]')")
 
 TEXT = ("\n".join(busy()) + "\n").encode()
 
@@ -36,9 +34,7 @@ def test_remote_names(name: str) -> None:
     assert is_remote(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["server.log", "/var/log/a://b", "file:///var/log/x", "C:/x.log", "-"]
-)
+@pytest.mark.parametrize("name", ["server.log", "/var/log/a://b", "file:///var/log/x", "C:/x.log", "-"])
 def test_local_names(name: str) -> None:
     assert not is_remote(name)
 
@@ -87,9 +83,7 @@ def test_a_name_in_a_store_does_not_lead_out_of_it(memory: Any, tmp_path: Path) 
     assert chain.problem == "no such file; check the address"
 
 
-def test_a_failing_store_is_a_loss_not_a_crash(
-    memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_store_is_a_loss_not_a_crash(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pipe("/logs/a.log", TEXT)
     sources = expand(["memory://logs/a.log"])
 
@@ -98,17 +92,13 @@ def test_a_failing_store_is_a_loss_not_a_crash(
 
     monkeypatch.setattr(type(memory), "_open", broken)
     found = read_log(sources, Span())
-    assert found.coverage.skipped_sources == [
-        {"source": sources[0].name, "problem": "the store https://store is down"}
-    ]
+    assert found.coverage.skipped_sources == [{"source": sources[0].name, "problem": "the store https://store is down"}]
 
 
 def test_state_goes_on_in_a_store(memory: Any, tmp_path: Path) -> None:
     for size in (len(TEXT) // 3, len(TEXT)):
         memory.pipe("/logs/a.log", TEXT[:size])
-        found = read_with_state(
-            tmp_path / "state", expand(["memory://logs/a.log"]), Span(), year=2026
-        )
+        found = read_with_state(tmp_path / "state", expand(["memory://logs/a.log"]), Span(), year=2026)
     expected = read_log(expand(["memory://logs/a.log"]), Span(), year=2026)
     assert found.coverage == expected.coverage
     assert found.frames["stats"].equals(expected.frames["stats"])
@@ -150,10 +140,7 @@ def test_an_s3_bucket(s3: Any, tmp_path: Path) -> None:
     s3.pipe("logs/pod-a/server.log.gz", gzip.compress(TEXT))
     s3.pipe("logs/pod-b/server.log", big)
     sources = expand(["s3://logs/**/*.log*"])
-    assert [s.name for s in sources] == [
-        "s3://logs/pod-a/server.log.gz",
-        "s3://logs/pod-b/server.log",
-    ]
+    assert [s.name for s in sources] == ["s3://logs/pod-a/server.log.gz", "s3://logs/pod-b/server.log"]
     found = read_log(sources, Span(), year=2026)
     (tmp_path / "server.log").write_bytes(big)
     near = read_log(expand([str(tmp_path / "server.log")]), Span(), year=2026)

@@ -60,9 +60,7 @@ def test_an_engine_that_queues_beside_an_idle_one_is_a_warning(tmp_path: Path) -
 
 def test_even_engines_and_single_ones_are_no_finding(tmp_path: Path) -> None:
     even = v1_start() + [
-        stats_v1(10 * i, 5 + (i + e) % 2, 0, 50.0, engine=f"Engine 00{e}")
-        for i in range(1, 12)
-        for e in (0, 1)
+        stats_v1(10 * i, 5 + (i + e) % 2, 0, 50.0, engine=f"Engine 00{e}") for i in range(1, 12) for e in (0, 1)
     ]
     assert imbalance(document(tmp_path, even)) == []
     assert imbalance(document(tmp_path, busy())) == []

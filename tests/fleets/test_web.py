@@ -23,9 +23,7 @@ from parsers.sources.source import expand
 from tests.fleets.logs import busy, quiet
 from tests.fleets.web import Site, serving
 
-fsspec = pytest.importorskip(
-    "fsspec", reason="fsspec is not installed (pip install 'logscope[remote]')"
-)
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'logscope[remote]')")
 pytest.importorskip("aiohttp", reason="aiohttp is not installed (pip install 'logscope[remote]')")
 
 TEXT = ("\n".join(busy()) + "\n").encode()
@@ -61,9 +59,7 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> LogFrames:
 
 @pytest.mark.parametrize("name", ["a.log", "a.log.gz", "a.log?signature=1%2F2*[x]"])
 @pytest.mark.parametrize("habit", ["plain", "ranges", "no-head", "chunked", "slow", "302"])
-def test_a_server_gives_what_a_file_gives(
-    site: Site, near: LogFrames, habit: str, name: str
-) -> None:
+def test_a_server_gives_what_a_file_gives(site: Site, near: LogFrames, habit: str, name: str) -> None:
     found = read(f"{site.address}/{habit}/{name}")
     assert found.coverage.skipped_sources == []
     assert found.coverage.lines == near.coverage.lines
@@ -142,9 +138,7 @@ def test_the_command(site: Site) -> None:
     assert whole.exit_code == 0, whole.output
     both = analyzed(f"{site.address}/plain/a.log", f"{site.address}/plain/none.log")
     assert both.exit_code == 4
-    assert both.stderr == (
-        f"logscope: {site.address}/plain/none.log: no such file; check the address\n"
-    )
+    assert both.stderr == (f"logscope: {site.address}/plain/none.log: no such file; check the address\n")
     assert json.loads(both.stdout)["verdict"] == json.loads(whole.stdout)["verdict"]
     none = analyzed(f"{site.address}/503/a.log")
     assert isinstance(none.exception, LogscopeError)
@@ -160,10 +154,7 @@ def test_several_processes_read_from_a_server(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("url", "shown"),
-    [
-        ("https://user:secret@host/a.log", "https://host/a.log"),
-        ("s3://bucket/a.log", "s3://bucket/a.log"),
-    ],
+    [("https://user:secret@host/a.log", "https://host/a.log"), ("s3://bucket/a.log", "s3://bucket/a.log")],
 )
 def test_no_password_of_a_name_is_shown(url: str, shown: str) -> None:
     assert remote.without_user(url) == shown

@@ -139,9 +139,7 @@ def _only_matched(tree: ast.Module, function: str, index: int) -> bool:
             owned = [
                 n
                 for n in ast.walk(node)
-                if isinstance(n, ast.Attribute)
-                and isinstance(n.value, ast.Name)
-                and n.value.id == name
+                if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == name
             ]
             return len(uses) == len(owned) and all(n.attr in ("match", "fullmatch") for n in owned)
     return False
@@ -183,11 +181,7 @@ def attacks(pattern: Any) -> list[tuple[str, str]]:
     pairs = [("", fill) for fill in FILLS]
     parsed = _parsed(text)
     if parsed is not None:
-        pairs += [
-            (head, pump)
-            for head, pump in _repetitions(list(parsed), "")
-            if pump and len(head) < 500
-        ]
+        pairs += [(head, pump) for head, pump in _repetitions(list(parsed), "") if pump and len(head) < 500]
     heads = {head for head, _ in pairs}
     pumps = {pump for _, pump in pairs if pump not in FILLS}
     pairs += [(head, pump) for head in sorted(heads)[:6] for pump in (*sorted(pumps)[:4], " ", "a")]
@@ -243,9 +237,7 @@ def _sample(items: list[Any]) -> str:
         if code is codes.LITERAL:
             out += chr(given)
         elif code in (codes.IN, codes.NOT_LITERAL, codes.ANY):
-            out += next(
-                (c for c in "a0A-.: '\"([{<]),/\\\x1b\n%|" if _holds((code, given), c)), "a"
-            )
+            out += next((c for c in "a0A-.: '\"([{<]),/\\\x1b\n%|" if _holds((code, given), c)), "a")
         elif code in _REPEATS:
             low, high, body = given
             out += _sample(list(body)) * (low or (1 if high == 1 else 0))

@@ -45,9 +45,7 @@ class Target:
     share: int = 1
 
 
-def mutated(
-    chance: random.Random, *, short: bool = False, name: str | None = None, most: int = 250
-) -> list[bytes]:
+def mutated(chance: random.Random, *, short: bool = False, name: str | None = None, most: int = 250) -> list[bytes]:
     """Lines of a real log after some changes; with `short` always a start and a stretch of what follows it."""
     name = name or chance.choice(sorted(seeds()))
     lines = list(seeds()[name])
@@ -116,9 +114,7 @@ def run(*arguments: str | Path, stdin: bytes | None = None) -> Result | None:
     Raises AssertionError where the exit status is none of the contract's.
     """
     try:
-        result = CliRunner().invoke(
-            cli, [str(a) for a in arguments], input=stdin, catch_exceptions=False
-        )
+        result = CliRunner().invoke(cli, [str(a) for a in arguments], input=stdin, catch_exceptions=False)
     except LogscopeError as told:
         assert told.status in (2, 3)  # noqa: PT017
         return None

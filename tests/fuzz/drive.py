@@ -61,9 +61,7 @@ def _run(target: Target, case: Case, folder: Path) -> str | None:
         target.check(case, folder)
     except TooSlowError:
         stack = traceback.extract_tb(sys.exc_info()[2])
-        ours = [
-            f for f in stack if "/tests/" not in f.filename and "site-packages" not in f.filename
-        ]
+        ours = [f for f in stack if "/tests/" not in f.filename and "site-packages" not in f.filename]
         place = ours[min(len(ours) - 1, 6)] if ours else stack[-1]
         return f"more than {LIMIT_S} s of CPU time in {Path(place.filename).name}:{place.name}"
     except Exception as error:
@@ -96,9 +94,7 @@ def _by_chance(minutes: float, seed: int, names: Sequence[str]) -> int:
     found = sum(sum(t.failures.values()) for t in tallies.values())
     print(f"{number} cases in {(time.monotonic() - began) / 3600:.2f} hours, {found} failures")
     for name, tally in tallies.items():
-        print(
-            f"{name:8s} {tally.cases:6d} cases {tally.seconds:7.0f} s of CPU time, slowest {tally.slowest:.1f} s"
-        )
+        print(f"{name:8s} {tally.cases:6d} cases {tally.seconds:7.0f} s of CPU time, slowest {tally.slowest:.1f} s")
         for kind, count in tally.failures.most_common():
             print(f"{count:15d}  {kind}")
     return 1 if found else 0
@@ -165,12 +161,7 @@ def _guided(minutes: float, arguments: list[str]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     corpus = OUT / "corpus"
     corpus.mkdir(exist_ok=True)
-    limits = [
-        f"-max_total_time={int(60 * minutes)}",
-        f"-timeout={LIMIT_S}",
-        "-rss_limit_mb=4096",
-        "-max_len=2048",
-    ]
+    limits = [f"-max_total_time={int(60 * minutes)}", f"-timeout={LIMIT_S}", "-rss_limit_mb=4096", "-max_len=2048"]
     atheris.Setup([sys.argv[0], *limits, f"-artifact_prefix={OUT}/", *arguments, str(corpus)], one)
     atheris.Fuzz()
 
@@ -180,9 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz logscope's analyze over mutated real logs.")
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument(
-        "--targets", default=",".join(TARGETS), help=f"some of {', '.join(TARGETS)}"
-    )
+    parser.add_argument("--targets", default=",".join(TARGETS), help=f"some of {', '.join(TARGETS)}")
     parser.add_argument("--again", type=Path, metavar="FILE", help="run a kept case once more")
     parser.add_argument("--coverage", action="store_true", help="guided by atheris")
     given, rest = parser.parse_known_args()

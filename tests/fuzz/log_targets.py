@@ -96,10 +96,7 @@ def _check_growing(case: Case, folder: Path) -> None:
     data, logs, state = case.files["log"], folder / "logs", folder / "state"
     logs.mkdir()
     log, at, lossless = logs / "server.log", 0, True
-    for what, share, press in [
-        *sorted(case.facts["history"], key=lambda h: h[1]),
-        ["run", 1.0, ""],
-    ]:
+    for what, share, press in [*sorted(case.facts["history"], key=lambda h: h[1]), ["run", 1.0, ""]]:
         to = max(at, int(share * len(data)))
         if what != "run" and to < len(data):  # a log is rotated between lines
             to = max(at, data.rfind(b"\n", 0, to) + 1)
@@ -183,15 +180,7 @@ def _check_fleet(case: Case, folder: Path) -> None:
     lay_out(case, logs)
     expected = read_log(expand([str(logs)]), Span(), year=YEAR)
     assert_same(read_fleet(expand([str(logs)]), Span(), Serial(), year=YEAR), expected)
-    arguments: list[str | Path] = [
-        "analyze",
-        logs,
-        "-v",
-        "--jobs",
-        "1",
-        "--json",
-        folder / "answer.json",
-    ]
+    arguments: list[str | Path] = ["analyze", logs, "-v", "--jobs", "1", "--json", folder / "answer.json"]
     arguments += ["--html", folder / "out", "--plotlyjs", "cdn"]
     result = run(*arguments, *([] if case.facts["whole"] else ["--no-replay"]))
     if result is None:
@@ -283,9 +272,7 @@ def _check_store(case: Case, folder: Path) -> None:
 
 
 def _piped(chance: random.Random) -> Case:
-    more = chance.choice(
-        [[], ["--all"], ["--include-prompts"], ["--format", "csv"], ["--family", "stats"]]
-    )
+    more = chance.choice([[], ["--all"], ["--include-prompts"], ["--format", "csv"], ["--family", "stats"]])
     return Case({"log": pressed(chance, text_of(mutated(chance)))}, {"more": more})
 
 
@@ -325,9 +312,7 @@ def _watch(data: bytes, chance: random.Random) -> None:
 def _two(chance: random.Random) -> Case:
     names = [n for n in seeds() if n.startswith("samples/v1")]
     files = {
-        side: pressed(
-            chance, text_of(mutated(chance, short=True, name=chance.choice(names), most=120))
-        )
+        side: pressed(chance, text_of(mutated(chance, short=True, name=chance.choice(names), most=120)))
         if chance.random() < 0.8
         else text_of(mutated(chance))
         for side in ("before", "after")

@@ -212,9 +212,7 @@ def _number(lines: Lines, at: int, how_far: float, pick: int) -> None:
     numbers = list(_NUMBER.finditer(lines[at]))
     if numbers:
         found = numbers[min(len(numbers) - 1, int(how_far * len(numbers)))]
-        lines[at] = (
-            lines[at][: found.start()] + NUMBERS[pick % len(NUMBERS)] + lines[at][found.end() :]
-        )
+        lines[at] = lines[at][: found.start()] + NUMBERS[pick % len(NUMBERS)] + lines[at][found.end() :]
 
 
 def _numbers(lines: Lines, at: int, how_far: float, pick: int) -> None:
@@ -271,12 +269,8 @@ _ENVELOPES: tuple[Callable[[str], str], ...] = (
     lambda text: "(ServeReplica:app pid=1) (RayWorkerWrapper pid=9, ip=192.0.2.4) " + text,
     _docker,
     _vllm_json,
-    lambda text: json.dumps(
-        {"MESSAGE": [text, text], "__REALTIME_TIMESTAMP": "9" * 30, "_PID": "9" * 30}
-    ),
-    lambda text: (
-        '{"log": "' + text.replace('"', "'").replace("\\", "") + '\\ud800", "time": 1e400}'
-    ),
+    lambda text: json.dumps({"MESSAGE": [text, text], "__REALTIME_TIMESTAMP": "9" * 30, "_PID": "9" * 30}),
+    lambda text: '{"log": "' + text.replace('"', "'").replace("\\", "") + '\\ud800", "time": 1e400}',
 )
 
 CHANGES: dict[str, Callable[[Lines, int, float, int], None]] = {

@@ -24,14 +24,7 @@ from tests.fuzz.workload_files import CONFIG, DAMAGES, WORKLOADS, damaged
 
 __all__ = ["SETTING_TARGETS"]
 
-KEYS = (
-    *SETTINGS,
-    *SCENARIO_SETTINGS,
-    "num-gpu-blocks-override",
-    "--max-num-seqs",
-    "max_seq_len",
-    "x",
-)
+KEYS = (*SETTINGS, *SCENARIO_SETTINGS, "num-gpu-blocks-override", "--max-num-seqs", "max_seq_len", "x")
 VALUES = (
     *(n.decode("utf-8", "replace")[:60] for n in NUMBERS),
     "1e18",
@@ -94,9 +87,7 @@ def _check_settings(case: Case, folder: Path) -> None:
         assert str(told)  # noqa: PT017
         return
     after = found.answer.predict(scenario)
-    document = whatif_document(
-        found.log.facts, changes, found.answer.predict(None), after, scenario.notes
-    )
+    document = whatif_document(found.log.facts, changes, found.answer.predict(None), after, scenario.notes)
     text = to_json(document)
     assert not OBEYED.search(text)
     json.loads(text)
@@ -112,8 +103,7 @@ def _workload(chance: random.Random) -> Case:
     name = chance.choice(sorted(WORKLOADS))
     texts = (*NUMBERS, *HOSTILE[:30])
     damages = [
-        (chance.choice(DAMAGES), chance.random() * 0.999, chance.choice(texts))
-        for _ in range(chance.randrange(1, 4))
+        (chance.choice(DAMAGES), chance.random() * 0.999, chance.choice(texts)) for _ in range(chance.randrange(1, 4))
     ]
     config: dict[str, Any] = dict(CONFIG)
     config |= {"engine": chance.choice(["vllm-v1", "vllm-v1", "vllm-v0", "x"])}

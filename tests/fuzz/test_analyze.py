@@ -12,10 +12,7 @@ from tests.fuzz.mutations import CHANGES, KEPT, Change, changed, seeds
 from tests.fuzz.whole import check_log
 
 CHANGE: st.SearchStrategy[Change] = st.tuples(
-    st.sampled_from(sorted(CHANGES)),
-    st.floats(0, 0.999),
-    st.floats(0, 0.999),
-    st.integers(0, 1 << 16),
+    st.sampled_from(sorted(CHANGES)), st.floats(0, 0.999), st.floats(0, 0.999), st.integers(0, 1 << 16)
 )
 pytestmark = pytest.mark.usefixtures("no_net")
 

@@ -25,9 +25,7 @@ def cost(used: Used, head: str, pump: str, size: int) -> float:
     text = head + pump * max(1, size // len(pump)) + "\0\n"
     given = text.encode("utf-8", "replace") if isinstance(used.pattern.pattern, bytes) else text
     run: Callable[[], object] = (
-        (lambda: sum(1 for _ in used.pattern.finditer(given)))
-        if used.searched
-        else (lambda: used.pattern.match(given))
+        (lambda: sum(1 for _ in used.pattern.finditer(given))) if used.searched else (lambda: used.pattern.match(given))
     )
     began = time.process_time()
     run()
@@ -36,9 +34,7 @@ def cost(used: Used, head: str, pump: str, size: int) -> float:
 
 def slowest(used: Used) -> tuple[float, int, str, str]:
     """The cost of the attack that is the worst on small texts, at a megabyte or at the size where it passed the limit."""
-    ranked = sorted(
-        ((cost(used, h, p, SMALL), h, p) for h, p in attacks(used.pattern)), reverse=True
-    )
+    ranked = sorted(((cost(used, h, p, SMALL), h, p) for h, p in attacks(used.pattern)), reverse=True)
     _, head, pump = ranked[0]
     size = SMALL
     while True:
@@ -54,25 +50,15 @@ def slowest(used: Used) -> tuple[float, int, str, str]:
 def test_a_megabyte_of_anything_costs_linear_time(part: int) -> None:
     for used in used_patterns()[part::8]:
         took, size, head, pump = slowest(used)
-        assert took <= LIMIT_S, (
-            f"{used.place}: {took:.1f} s for {size} characters of {pump!r} after {head!r}"
-        )
+        assert took <= LIMIT_S, f"{used.place}: {took:.1f} s for {size} characters of {pump!r} after {head!r}"
 
 
 def test_the_test_finds_what_it_looks_for() -> None:
     import re
 
-    for pattern, searched in (
-        (r"(a+)+$", False),
-        (r"\s*x", True),
-        (r"a[^b]*c", True),
-        (r"\d+=", True),
-    ):
+    for pattern, searched in ((r"(a+)+$", False), (r"\s*x", True), (r"a[^b]*c", True), (r"\d+=", True)):
         hostile = Used("here", re.compile(pattern), searched)
-        worst = max(
-            cost(hostile, h, p, 24 if "+)+" in pattern else 16_384)
-            for h, p in attacks(hostile.pattern)
-        )
+        worst = max(cost(hostile, h, p, 24 if "+)+" in pattern else 16_384) for h, p in attacks(hostile.pattern))
         assert worst > 0.1, pattern
 
 
@@ -89,11 +75,7 @@ def test_all_patterns_are_found() -> None:
 def test_every_pattern_that_is_compiled_anywhere_is_attacked() -> None:
     """Also those that functions compile, while modules are imported or when a line of its kind is first met, and those that objects hold."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.compiled"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-m", "tests.fuzz.compiled"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     *missed, count = done.stdout.splitlines()
     assert missed == []

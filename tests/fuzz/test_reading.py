@@ -52,9 +52,7 @@ VALUES = st.recursive(
     | st.floats()
     | TEXTS
     | st.sampled_from(["\ud800", "2026-11-29T23:56:30Z", "1778262423906000000", "9" * 400]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
     max_leaves=10,
 )
 
@@ -83,9 +81,7 @@ def test_any_json_is_read(values: list[Any], one_document: bool) -> None:
         "[" * 100_000,
         '{"a":' * 100_000,
         '{"log": "x", "time": ' + "9" * 5000 + "}",
-        '{"message": "x", "level": "INFO", "name": "a", "process": '
-        + "9" * 40
-        + ', "asctime": 1e308}',
+        '{"message": "x", "level": "INFO", "name": "a", "process": ' + "9" * 40 + ', "asctime": 1e308}',
         '{"log": "\\ud800\\udc00 \\ud800 \\\\ud800\\n", "stream": "stderr", "time": "2026-05-09T00:00:00Z"}',
     ],
     ids=["nested message", "brackets", "braces", "digits", "a process of 40 digits", "half a pair"],
@@ -95,27 +91,19 @@ def test_json_made_to_break_a_reader(text: str) -> None:
 
 
 @given(
-    st.lists(
-        TEXTS | st.sampled_from([h.decode("utf-8", "replace") for h in HOSTILE[:40]]), max_size=12
-    ),
+    st.lists(TEXTS | st.sampled_from([h.decode("utf-8", "replace") for h in HOSTILE[:40]]), max_size=12),
     st.sampled_from(["\n", "\r\n", "\r\r\n", "\r"]),
 )
 @settings(max_examples=150, deadline=None)
 def test_each_line_counts_once_and_events_keep_its_number(parts: list[str], end: str) -> None:
     data = end.join(parts).encode("utf-8", "replace")
     found, coverage = events_of(data)
-    physical = data.rstrip(b"\r").count(b"\n") + (
-        not data.endswith(b"\n") and bool(data.rstrip(b"\r"))
-    )
+    physical = data.rstrip(b"\r").count(b"\n") + (not data.endswith(b"\n") and bool(data.rstrip(b"\r")))
     assert coverage.lines <= physical
     assert all(1 <= event.line <= max(1, physical) for event in found)
 
 
-@given(
-    st.lists(st.sampled_from(LINES), min_size=1, max_size=6),
-    st.sampled_from(NUMBERS),
-    st.integers(0, 30),
-)
+@given(st.lists(st.sampled_from(LINES), min_size=1, max_size=6), st.sampled_from(NUMBERS), st.integers(0, 30))
 @settings(max_examples=200, deadline=None)
 def test_any_number_in_a_known_line_is_read(lines: list[str], number: bytes, which: int) -> None:
     hostile = number.decode()
@@ -129,10 +117,7 @@ def test_any_number_in_a_known_line_is_read(lines: list[str], number: bytes, whi
     events_of("\n".join(now).encode())
 
 
-@given(
-    st.sampled_from([b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh9"]),
-    st.binary(max_size=300),
-)
+@given(st.sampled_from([b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh9"]), st.binary(max_size=300))
 def test_any_bytes_behind_a_compressions_mark(magic: bytes, rest: bytes) -> None:
     kind = compression_of(magic)
     assert kind is not None
@@ -145,9 +130,7 @@ def test_any_bytes_behind_a_compressions_mark(magic: bytes, rest: bytes) -> None
 @given(
     st.recursive(
         st.text(),
-        lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-        ),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
         max_leaves=5,
     )
 )

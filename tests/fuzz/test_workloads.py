@@ -16,11 +16,7 @@ from tests.fuzz.mutations import HOSTILE, NUMBERS
 from tests.fuzz.whole import OBEYED
 from tests.fuzz.workload_files import CONFIG, DAMAGES, WORKLOADS, Damage, damaged
 
-DAMAGE = st.tuples(
-    st.sampled_from(DAMAGES),
-    st.floats(0, 0.999),
-    st.sampled_from([*NUMBERS, *HOSTILE[:30]]),
-)
+DAMAGE = st.tuples(st.sampled_from(DAMAGES), st.floats(0, 0.999), st.sampled_from([*NUMBERS, *HOSTILE[:30]]))
 
 
 @given(st.sampled_from(sorted(WORKLOADS)), st.lists(DAMAGE, min_size=1, max_size=3))
@@ -31,9 +27,7 @@ DAMAGE = st.tuples(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_a_damaged_workload_is_replayed_or_refused(
-    tmp_path: Path, name: str, damages: list[Damage]
-) -> None:
+def test_a_damaged_workload_is_replayed_or_refused(tmp_path: Path, name: str, damages: list[Damage]) -> None:
     path, config, answer = tmp_path / name, tmp_path / "config.json", tmp_path / "answer.json"
     path.write_bytes(damaged(WORKLOADS[name], damages))
     config.write_text(json.dumps(CONFIG))

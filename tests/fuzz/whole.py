@@ -16,9 +16,7 @@ from tests.fuzz.contract import violations
 
 __all__ = ["OBEYED", "check_log"]
 
-OBEYED = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal or a page obeys rather than shows: controls but for line ends, and what turns text around."""
 
 

@@ -13,28 +13,18 @@ __all__ = ["CONFIG", "DAMAGES", "WORKLOADS", "Damage", "damaged"]
 
 Damage = tuple[str, float, bytes]
 DAMAGES = ("number", "insert", "cut", "drop", "repeat")
-CONFIG = {
-    "num_blocks": 64,
-    "block_size": 16,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 256,
-    "max_model_len": 512,
-}
+CONFIG = {"num_blocks": 64, "block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 256, "max_model_len": 512}
 _NUMBER = re.compile(rb"\d[\d.]*")
 
 
 def _workloads() -> dict[str, bytes]:
     found = {
         "rows.jsonl": b"\n".join(
-            json.dumps(
-                {"id": f"r{i}", "arrival_s": i * 0.1, "prompt_tokens": 30, "output_tokens": 8}
-            ).encode()
+            json.dumps({"id": f"r{i}", "arrival_s": i * 0.1, "prompt_tokens": 30, "output_tokens": 8}).encode()
             for i in range(12)
         ),
         "mooncake.jsonl": b"\n".join(
-            json.dumps(
-                {"timestamp": 100 * i, "input_length": 40, "output_length": 8, "hash_ids": [i]}
-            ).encode()
+            json.dumps({"timestamp": 100 * i, "input_length": 40, "output_length": 8, "hash_ids": [i]}).encode()
             for i in range(12)
         ),
         "azure.csv": b"TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -58,15 +58,11 @@ PLAIN = "\n".join(
 )
 JOURNAL = "\n".join(
     f"May 09 00:49:{i % 60:02} node{i % 2} vllm[{i % 2}]: {line}"
-    for i, line in enumerate(
-        [x for pair in zip(two_engines(minutes=1), quiet(minutes=2), strict=False) for x in pair]
-    )
+    for i, line in enumerate([x for pair in zip(two_engines(minutes=1), quiet(minutes=2), strict=False) for x in pair])
 )
 PODS = "\n".join(
     f"[pod/vllm-{i % 3}/vllm] {line}"
-    for i, line in enumerate(
-        [x for pair in zip(busy(minutes=1), quiet(), two_engines(), strict=False) for x in pair]
-    )
+    for i, line in enumerate([x for pair in zip(busy(minutes=1), quiet(), two_engines(), strict=False) for x in pair])
 )
 CRI = "\n".join(
     f"2026-05-09T00:49:{i % 60:02}.000000000Z stdout {flag} {part}"
@@ -116,9 +112,7 @@ def test_any_split_gives_the_answer_of_one_run(
     data = (TEXTS[name] + ("\n" if ended else "")).encode()
     lines = data.splitlines(keepends=True)
     # A log is rotated between lines; a run may stop anywhere.
-    starts = sorted(
-        {len(b"".join(lines[: int(r * len(lines))])) for r in rotations} - {0, len(data)}
-    )
+    starts = sorted({len(b"".join(lines[: int(r * len(lines))])) for r in rotations} - {0, len(data)})
     stops = sorted({int(c * len(data)) for c in cuts} | {len(data)})
     with tempfile.TemporaryDirectory() as temporary:
         folder, state = Path(temporary) / "logs", Path(temporary) / "state"
@@ -135,9 +129,7 @@ def test_any_split_gives_the_answer_of_one_run(
                 found = read_with_state(state, expand([str(folder)]), Span(), year=YEAR)
         expected = read_log(expand([str(folder)]), Span(), year=YEAR)
         assert_same(found, expected)
-        assert analysis_document(analyze(found, replay=False)) == analysis_document(
-            analyze(expected, replay=False)
-        )
+        assert analysis_document(analyze(found, replay=False)) == analysis_document(analyze(expected, replay=False))
 
 
 def _size(path: Path) -> int:
@@ -148,9 +140,7 @@ def _size(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("lines_left")
-@pytest.mark.parametrize(
-    "sample", ["v1-under-pressure.log", "v1-calm.log", "v0-with-warnings.log.gz"]
-)
+@pytest.mark.parametrize("sample", ["v1-under-pressure.log", "v1-calm.log", "v0-with-warnings.log.gz"])
 def test_a_real_log_in_many_runs(sample: str, tmp_path: Path) -> None:
     data = (SAMPLES / sample).read_bytes()
     data = gzip.decompress(data) if sample.endswith(GZ) else data
@@ -218,9 +208,7 @@ def test_a_span_is_cut_from_everything_that_was_read(tmp_path: Path) -> None:
         assert_frame_equal(found.frames[family], frame)
 
 
-def test_a_killed_run_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before what says that the new frames count: the next run reads the same news again."""
     log, state = tmp_path / "server.log", tmp_path / "state"
     lines = busy()

@@ -78,9 +78,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert first.stdout + second.stdout == run("parse", log).stdout
     assert run("parse", log, "--state", state).stdout == ""
     whole = run("analyze", log, "--no-replay", "--json", "-")
-    assert (
-        run("analyze", log, "--state", state, "--no-replay", "--json", "-").stdout == whole.stdout
-    )
+    assert run("analyze", log, "--state", state, "--no-replay", "--json", "-").stdout == whole.stdout
 
 
 def test_what_cannot_be_read_on_is_said(tmp_path: Path) -> None:

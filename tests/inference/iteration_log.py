@@ -51,19 +51,13 @@ class Printing:
 
 
 def workload(
-    count: int,
-    rate: float,
-    seed: int,
-    prompt: tuple[int, int] = (20, 500),
-    output: tuple[int, int] = (10, 200),
+    count: int, rate: float, seed: int, prompt: tuple[int, int] = (20, 500), output: tuple[int, int] = (10, 200)
 ) -> list[Request]:
     """Requests with exponential gaps and uniform lengths."""
     draw = random.Random(seed)
     now, made = 1.0, []
     for i in range(count):
-        made.append(
-            Request(f"r{i:04d}", draw.randint(*prompt), draw.randint(*output), arrival_s=now)
-        )
+        made.append(Request(f"r{i:04d}", draw.randint(*prompt), draw.randint(*output), arrival_s=now))
         now += draw.expovariate(rate)
     return made
 
@@ -94,13 +88,7 @@ class _Printer:
 
     def add(self, time: float, process: str, origin: str, text: str) -> None:
         stamp = START + timedelta(seconds=time)
-        self.lines.append(
-            (
-                time,
-                len(self.lines),
-                f"({process} pid=7) INFO {stamp:%m-%d %H:%M:%S} [{origin}] {text}",
-            )
-        )
+        self.lines.append((time, len(self.lines), f"({process} pid=7) INFO {stamp:%m-%d %H:%M:%S} [{origin}] {text}"))
 
     def request(self, time: float, request: Request) -> None:
         if self.printing.requests:
@@ -112,22 +100,9 @@ class _Printer:
                 f"Received request cmpl-{request.id}: params: SamplingParams(n=1, temperature=0.8, ignore_eos={self.printing.ignore_eos}, "
                 f"max_tokens={limit}, min_tokens=0), lora_request: None.",
             )
-        self.lines.append(
-            (
-                time,
-                len(self.lines),
-                'INFO:     127.0.0.1:34416 - "POST /v1/completions HTTP/1.1" 200 OK',
-            )
-        )
+        self.lines.append((time, len(self.lines), 'INFO:     127.0.0.1:34416 - "POST /v1/completions HTTP/1.1" 200 OK'))
 
-    def step(
-        self,
-        time: float,
-        number: int,
-        counts: tuple[int, int, int, int],
-        elapsed: float,
-        usage: float,
-    ) -> None:
+    def step(self, time: float, number: int, counts: tuple[int, int, int, int], elapsed: float, usage: float) -> None:
         c, ct, g, gt = counts
         text = (
             f"Iteration({number}): {c} context requests, {ct} context tokens, {g} generation requests, {gt} generation tokens, "
@@ -164,19 +139,14 @@ def _setup(config: EngineConfig) -> str:
     )
 
 
-def write_log(
-    requests: list[Request], config: EngineConfig, printing: Printing | None = None
-) -> tuple[str, Truth]:
+def write_log(requests: list[Request], config: EngineConfig, printing: Printing | None = None) -> tuple[str, Truth]:
     """Run the workload and print it; returns the log's text and the truth."""
     printing = printing or Printing()
     scheduler, printer, truth = V1Scheduler(config), _Printer(printing, config), Truth()
     pending = deque(sorted(requests, key=lambda r: r.arrival_s))
     for request in requests:
         truth.arrival[request.id] = request.arrival_s
-        truth.prompts[request.id], truth.outputs[request.id] = (
-            request.prompt_tokens,
-            request.output_tokens,
-        )
+        truth.prompts[request.id], truth.outputs[request.id] = (request.prompt_tokens, request.output_tokens)
         printer.request(request.arrival_s, request)
     flight: deque[tuple[int, Step, tuple[int, int, int, int]]] = deque()
     done: dict[str, int] = {}
@@ -208,17 +178,13 @@ def write_log(
         if not step.scheduled:
             continue
         tokens = counts[1] + counts[3]
-        elapsed = STEP_TIME.seconds(
-            tokens - counts[2], counts[2], sum(step.num_computed), len(step.scheduled)
-        )
+        elapsed = STEP_TIME.seconds(tokens - counts[2], counts[2], sum(step.num_computed), len(step.scheduled))
         now += elapsed
         for name in outcome.tokens:
             truth.first_token.setdefault(str(name), now)
         for name in outcome.tokens:
             delivered[str(name)] = delivered.get(str(name), 0) + 1
-            if (
-                delivered[str(name)] == truth.outputs[str(name)]
-            ):  # at its limit, or it stops by itself
+            if delivered[str(name)] == truth.outputs[str(name)]:  # at its limit, or it stops by itself
                 truth.finished[str(name)] = now
                 scheduler.abort(name)
         usage = 1 - scheduler.pool.free / usable
@@ -236,11 +202,7 @@ def _counts(step: Step, scheduler: V1Scheduler, printing: Printing) -> tuple[int
     c = ct = g = gt = 0
     for name, tokens in step.scheduled.items():
         state = scheduler.states[name]
-        outputs = (
-            state.output
-            + state.placeholders
-            - (name in step.sampled and scheduler.config.async_scheduling)
-        )
+        outputs = state.output + state.placeholders - (name in step.sampled and scheduler.config.async_scheduling)
         if name in step.new or outputs == 0 or (printing.second_runner and name in step.resumed):
             c, ct = c + 1, ct + tokens
         else:

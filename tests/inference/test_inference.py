@@ -62,9 +62,7 @@ def test_the_truth_of_the_test_holds_preemptions_and_a_queue(pressed: Served) ->
     assert pressed.percentile("first_token", 90) > 3.0
 
 
-def test_preemptions_are_found_though_no_line_shows_them(
-    pressed: Served, from_requests: Inference
-) -> None:
+def test_preemptions_are_found_though_no_line_shows_them(pressed: Served, from_requests: Inference) -> None:
     counts = from_requests.preemptions
     assert close(counts.value, pressed.preemptions, 0.3)
     assert counts.low <= pressed.preemptions <= counts.high
@@ -80,9 +78,7 @@ def test_latencies_with_request_lines(pressed: Served, from_requests: Inference)
             assert close(said, pressed.percentile(what, percent), share), (name, percent)
 
 
-def test_latencies_from_statistics_and_access_lines_alone(
-    pressed: Served, from_statistics: Inference
-) -> None:
+def test_latencies_from_statistics_and_access_lines_alone(pressed: Served, from_statistics: Inference) -> None:
     assert from_statistics.observations.level == "statistics"
     assert close(from_statistics.preemptions.value, pressed.preemptions, 0.4)
     for name, what in (("ttft_s", "first_token"), ("e2e_s", "end")):
@@ -169,9 +165,7 @@ def test_a_seat_limit_is_no_shortage_of_blocks(tmp_path: Path) -> None:
 def test_outputs_under_a_large_limit_are_inferred_from_the_totals(tmp_path: Path) -> None:
     served = serve(SMALL, PRESSED, certain=False)
     found = inferred(served, tmp_path)
-    assert all(
-        a.output_tokens is None and a.max_tokens == 4000 for a in found.observations.arrivals
-    )
+    assert all(a.output_tokens is None and a.max_tokens == 4000 for a in found.observations.arrivals)
     assert close(found.latency["e2e_s"]["p90"], served.percentile("end", 90), 0.35)
 
 

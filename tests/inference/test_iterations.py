@@ -54,14 +54,8 @@ CASES: dict[str, tuple[EngineConfig, Printing]] = {
     "one batch at a time": (config(), Printing()),
     "asynchronous": (config(async_scheduling=True), Printing()),
     "second model runner": (config(), Printing(second_runner=True)),
-    "second model runner, asynchronous": (
-        config(async_scheduling=True),
-        Printing(second_runner=True),
-    ),
-    "lines of the engine's process, without KV usage": (
-        config(version="0.16.0"),
-        Printing(engine_process=True),
-    ),
+    "second model runner, asynchronous": (config(async_scheduling=True), Printing(second_runner=True)),
+    "lines of the engine's process, without KV usage": (config(version="0.16.0"), Printing(engine_process=True)),
     "prefix caching": (config(enable_prefix_caching=True), Printing()),
     "watermark": (config(watermark=0.05), Printing()),
     "few seats": (config(max_num_seqs=4), Printing()),
@@ -127,10 +121,7 @@ def test_the_ledger_adds_up_to_each_request_s_life(read: Read) -> None:
 def test_prompt_lengths_are_solved_from_what_steps_computed_and_freed(read: Read) -> None:
     text, truth = write_log(workload(100, 3.5, seed=4), config())
     found = account(read(text))
-    off = [
-        abs(r.prompt_tokens - truth.prompts[str(r.id).removeprefix("cmpl-")])
-        for r in found.workload
-    ]
+    off = [abs(r.prompt_tokens - truth.prompts[str(r.id).removeprefix("cmpl-")]) for r in found.workload]
     assert np.median(off) == 0
     assert np.percentile(off, 90) < 60
 
@@ -139,9 +130,7 @@ def test_the_step_time_is_measured(read: Read) -> None:
     text, _ = write_log(workload(60, 3.0, seed=5), config(num_blocks=2000))
     found = account(read(text))
     assert found.step_time.per_prefill_token_s == pytest.approx(0.0003, rel=0.1)
-    assert found.step_time.base_s == pytest.approx(
-        0.0095, rel=0.15
-    )  # the time between steps included
+    assert found.step_time.base_s == pytest.approx(0.0095, rel=0.15)  # the time between steps included
     assert found.step_time_error < 0.03
 
 
@@ -155,15 +144,9 @@ def test_a_calm_server_has_none(read: Read) -> None:
 
 BOUNDS: dict[str, tuple[EngineConfig, Printing]] = {
     "limits four times too long": (config(), Printing(ignore_eos=False, slack=4)),
-    "the same, asynchronous": (
-        config(async_scheduling=True),
-        Printing(ignore_eos=False, slack=4),
-    ),
+    "the same, asynchronous": (config(async_scheduling=True), Printing(ignore_eos=False, slack=4)),
     "access lines only": (config(), Printing(requests=False)),
-    "access lines, no KV usage": (
-        config(version="0.16.0"),
-        Printing(requests=False, engine_process=True),
-    ),
+    "access lines, no KV usage": (config(version="0.16.0"), Printing(requests=False, engine_process=True)),
 }
 
 
@@ -191,10 +174,7 @@ def test_without_any_arrival_the_waiting_requests_place_them(read: Read) -> None
 
 
 def test_by_priority_anyone_may_be_the_victim(read: Read) -> None:
-    requests = [
-        dataclasses.replace(r, priority=int(i % 3 > 0))
-        for i, r in enumerate(workload(80, 3.0, seed=13))
-    ]
+    requests = [dataclasses.replace(r, priority=int(i % 3 > 0)) for i, r in enumerate(workload(80, 3.0, seed=13))]
     text, truth = write_log(requests, config(policy="priority"))
     text = text.replace("'max_num_seqs'", "'scheduling_policy': 'priority', 'max_num_seqs'", 1)
     log = read(text)
@@ -228,9 +208,7 @@ def test_a_log_may_begin_in_the_middle(read: Read) -> None:
     head, lines = text.splitlines(True)[:2], text.splitlines(True)
     later = lines[len(lines) // 2 :]
     found = account(read("".join([*head, *later])))
-    since = len(truth.preempted) - sum(
-        t < 0.5 * max(truth.finished.values()) for t, _ in truth.preempted
-    )
+    since = len(truth.preempted) - sum(t < 0.5 * max(truth.finished.values()) for t, _ in truth.preempted)
     assert found.preemptions[1] == pytest.approx(since, rel=0.5, abs=6)
     assert found.result.summary().finished > 20
 
@@ -253,10 +231,7 @@ def test_a_damaged_log_still_adds_up(damage: str, read: Read) -> None:
     elif damage == "no order":
         chance.shuffle(body)
     else:
-        body = [
-            re.sub(r"Iteration\(\d+", lambda _: f"Iteration({chance.randint(0, 10**9)}", x)
-            for x in body
-        ]
+        body = [re.sub(r"Iteration\(\d+", lambda _: f"Iteration({chance.randint(0, 10**9)}", x) for x in body]
         body = [re.sub(r"usage: [\d.]+%", "usage: 250.0%", x) for x in body]
     for record in account(read("".join([*head, *body]))).result.records:
         assert record.end is None or sum(record.ledger) == record.end - record.arrival
@@ -291,14 +266,7 @@ def test_a_real_server_s_preemptions(real: Reconstruction) -> None:
     assert real.recomputed_tokens == pytest.approx(13758, rel=0.05)
     # the counter was read each second, so that windows differ at their edges
     ours = {f"{w.start:%H:%M:%S}": w.value for w in real.timeline}
-    counter = {
-        "23:57:40": 5,
-        "23:57:50": 19,
-        "23:58:00": 8,
-        "23:58:10": 16,
-        "23:58:20": 11,
-        "23:58:30": 4,
-    }
+    counter = {"23:57:40": 5, "23:57:50": 19, "23:58:00": 8, "23:58:10": 16, "23:58:20": 11, "23:58:30": 4}
     assert ours.keys() <= counter.keys()
     assert all(abs(ours.get(w, 0) - counter[w]) <= 4 for w in counter)
 

@@ -21,9 +21,7 @@ GET = 'INFO:     127.0.0.1:56058 - "GET /metrics HTTP/1.1" 200 OK\n'
 POST = 'INFO:     127.0.0.1:50554 - "POST /v1/completions HTTP/1.1" 200 OK\n'
 
 
-def statistics(
-    at: float, running: int = 1, waiting: int = 0, prompt: float = 10.0, usage: float = 5.0
-) -> str:
+def statistics(at: float, running: int = 1, waiting: int = 0, prompt: float = 10.0, usage: float = 5.0) -> str:
     return (
         f"(APIServer pid=11) INFO {stamp(at)} [loggers.py:335] Engine 000: Avg prompt throughput: {prompt} tokens/s, "
         f"Avg generation throughput: 20.0 tokens/s, Running: {running} reqs, Waiting: {waiting} reqs, "
@@ -31,9 +29,7 @@ def statistics(
     )
 
 
-def received(
-    at: float, name: str, limits: str = "max_tokens=50, min_tokens=0, ignore_eos=True"
-) -> str:
+def received(at: float, name: str, limits: str = "max_tokens=50, min_tokens=0, ignore_eos=True") -> str:
     return (
         f"(APIServer pid=11) INFO {stamp(at)} [request_logger.py:65] Received request {name}: "
         f"params: SamplingParams(n=1, {limits}), lora_request: None.\n"
@@ -53,9 +49,7 @@ def seconds_of_day(seen: Observations, at: float) -> float:
 
 
 @pytest.mark.parametrize("phase", [0.12, 0.5, 0.88])
-def test_the_fraction_of_the_second_comes_from_the_lines_beside(
-    phase: float, tmp_path: Path
-) -> None:
+def test_the_fraction_of_the_second_comes_from_the_lines_beside(phase: float, tmp_path: Path) -> None:
     lines = [(10 * k + phase, statistics(10 * k + phase)) for k in range(1, 13)]
     lines += [(3 + 0.37 * i, received(3 + 0.37 * i, f"r{i}")) for i in range(310)]
     seen = seen_in(lines, tmp_path)
@@ -103,9 +97,7 @@ def test_a_limit_alone_is_no_certain_output(tmp_path: Path) -> None:
 
 
 def test_aborts_end_requests(tmp_path: Path) -> None:
-    gone = (
-        f"(APIServer pid=11) INFO {stamp(7.0)} [async_llm.py:743] Aborted request(s) x-5f0c7d9e.\n"
-    )
+    gone = f"(APIServer pid=11) INFO {stamp(7.0)} [async_llm.py:743] Aborted request(s) x-5f0c7d9e.\n"
     lines = [(10.5, statistics(10.5)), (5.0, received(5.0, "x")), (7.2, gone)]
     found = seen_in(lines, tmp_path).arrivals[0]
     assert found.abort is not None
@@ -144,15 +136,9 @@ def test_no_statistics_or_no_requests_is_nothing(tmp_path: Path) -> None:
 
 def long_log(loads: list[int]) -> Observations:
     """One window an entry, ten arrivals in each; the entry is how many wait."""
-    windows = [
-        Window(10.0 * k, 10.0 * k + 10, 5, w, 100.0, 200.0, 0.5) for k, w in enumerate(loads)
-    ]
-    arrivals = [
-        Arrival(10.0 * k + i, 10.0 * k + i + 0.5) for k in range(len(loads)) for i in range(10)
-    ]
-    return Observations(
-        datetime(2026, 11, 29), tuple(windows), tuple(arrivals), "requests", windows[-1].end
-    )
+    windows = [Window(10.0 * k, 10.0 * k + 10, 5, w, 100.0, 200.0, 0.5) for k, w in enumerate(loads)]
+    arrivals = [Arrival(10.0 * k + i, 10.0 * k + i + 0.5) for k in range(len(loads)) for i in range(10)]
+    return Observations(datetime(2026, 11, 29), tuple(windows), tuple(arrivals), "requests", windows[-1].end)
 
 
 def test_of_a_long_log_the_worst_span_is_kept() -> None:
@@ -182,9 +168,7 @@ def test_a_log_that_begins_in_the_middle_has_requests_from_before() -> None:
 def test_beliefs_about_lengths_follow_the_sums() -> None:
     seen = long_log([0] * 12)
     model = length_model(seen, 4000, SketchRules.of(SMALL))
-    assert float(np.exp(model.mean_log + model.sd_log**2 / 2).mean()) == pytest.approx(
-        10.0, rel=0.05
-    )
+    assert float(np.exp(model.mean_log + model.sd_log**2 / 2).mean()) == pytest.approx(10.0, rel=0.05)
     rng = np.random.default_rng(0)
     who = np.arange(30)
     assert model.draw_total(rng, who, 900.0).sum() == pytest.approx(900.0, abs=1.0)
@@ -210,9 +194,7 @@ def test_shared_heads_are_found_from_hit_rate_and_usage() -> None:
         rates.append(hits / asked)
         prompts.append(10 * 70.0 + first)
     used = (4 * 640 + 8 * (70 + 100 + 16)) / (249 * 32)
-    windows = tuple(
-        Window(10.0 * k, 10.0 * k + 10, 8, 0, prompts[k], 2000.0, used, rates[k]) for k in range(12)
-    )
+    windows = tuple(Window(10.0 * k, 10.0 * k + 10, 8, 0, prompts[k], 2000.0, used, rates[k]) for k in range(12))
     arrivals = tuple(
         Arrival(10.0 * k + i, 10.0 * k + i + 0.5, output_tokens=200, max_tokens=200)
         for k in range(12)

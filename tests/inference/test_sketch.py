@@ -22,16 +22,7 @@ CONFIGS = [
     EngineConfig(40, 16, 8, 256, 512, version="0.9.0", enable_prefix_caching=False),
     EngineConfig(40, 16, 8, 256, 512, version="0.26.0", enable_prefix_caching=False, watermark=0.1),
     EngineConfig(60, 8, 4, 64, 512, version="0.32.0", enable_prefix_caching=False),
-    EngineConfig(
-        60,
-        16,
-        6,
-        512,
-        512,
-        version="0.32.0",
-        enable_prefix_caching=False,
-        long_prefill_token_threshold=64,
-    ),
+    EngineConfig(60, 16, 6, 512, 512, version="0.32.0", enable_prefix_caching=False, long_prefill_token_threshold=64),
     EngineConfig(
         40,
         16,
@@ -45,9 +36,7 @@ CONFIGS = [
     ),
 ]
 
-REQUESTS = st.lists(
-    st.tuples(st.integers(1, 250), st.integers(1, 120), st.floats(0, 2.0)), min_size=1, max_size=14
-)
+REQUESTS = st.lists(st.tuples(st.integers(1, 250), st.integers(1, 120), st.floats(0, 2.0)), min_size=1, max_size=14)
 
 
 def workload(rows: list[tuple[int, int, float]]) -> list[Request]:
@@ -62,20 +51,14 @@ def workload(rows: list[tuple[int, int, float]]) -> list[Request]:
 def sketched(config: EngineConfig, requests: list[Request]) -> SketchReplay:
     engine = SketchReplay(SketchRules.of(config), COST)
     for request in requests:
-        engine.add(
-            int(request.id),
-            Lengths(request.prompt_tokens, request.output_tokens),
-            request.arrival_s,
-        )
+        engine.add(int(request.id), Lengths(request.prompt_tokens, request.output_tokens), request.arrival_s)
     return engine
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.engine} {c.version} {c.num_blocks}")
 @settings(max_examples=40, deadline=None)
 @given(rows=REQUESTS)
-def test_times_and_preemptions_equal_the_plain_replay(
-    config: EngineConfig, rows: list[tuple[int, int, float]]
-) -> None:
+def test_times_and_preemptions_equal_the_plain_replay(config: EngineConfig, rows: list[tuple[int, int, float]]) -> None:
     requests = workload(rows)
     plain = PlainReplay(config, COST, keep_steps=False)
     plain.run(requests)
@@ -93,9 +76,7 @@ def test_times_and_preemptions_equal_the_plain_replay(
 
 @settings(max_examples=40, deadline=None)
 @given(rows=REQUESTS, cuts=st.lists(st.floats(0.1, 20.0), min_size=1, max_size=5))
-def test_a_run_in_pieces_and_forks_is_the_same_run(
-    rows: list[tuple[int, int, float]], cuts: list[float]
-) -> None:
+def test_a_run_in_pieces_and_forks_is_the_same_run(rows: list[tuple[int, int, float]], cuts: list[float]) -> None:
     requests = workload(rows)
     whole = sketched(CONFIGS[0], requests)
     whole.advance(math.inf)

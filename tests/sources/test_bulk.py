@@ -51,14 +51,7 @@ def test_one_line_out_of_place(name: str, breaker: int) -> None:
     log = [*LOG[:100], Stamped(LOG[100].time_us, BREAKERS[breaker]), *LOG[100:200]]
     data = DRESSES[name].dress(log)
     assert by_block(data)[0] == by_line(data)
-    bare = b"".join(
-        [
-            DRESSES[name].dress(LOG[:50]),
-            BREAKERS[breaker].encode(),
-            b"\n",
-            DRESSES[name].dress(LOG[50:99]),
-        ]
-    )
+    bare = b"".join([DRESSES[name].dress(LOG[:50]), BREAKERS[breaker].encode(), b"\n", DRESSES[name].dress(LOG[50:99])])
     assert by_block(bare)[0] == by_line(bare)
 
 

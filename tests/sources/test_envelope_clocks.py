@@ -24,9 +24,7 @@ CLOCKS = [
 
 
 @pytest.mark.parametrize(("stamp", "zone", "reference", "utc"), CLOCKS)
-def test_year_and_zone_of_stamps_without(
-    stamp: str, zone: str | None, reference: str, utc: str
-) -> None:
+def test_year_and_zone_of_stamps_without(stamp: str, zone: str | None, reference: str, utc: str) -> None:
     clock = Clock(zone, clock_us(f"{reference}T00:00:00"))
     [line] = unwrap([(1, f"{stamp} host-a vllm[1]: INFO 09-22 23:46:42 [a.py:1] x")], clock)
     assert line.outer is not None
@@ -74,8 +72,6 @@ def test_newest_first_keeps_numbers_and_is_flagged() -> None:
 
 
 def test_a_restart_is_not_newest_first() -> None:
-    source = expand(
-        ["-"], stdin=io.BytesIO(DRESSES["docker logs -t"].dress(LOG[300:] + LOG[:300]))
-    )[0]
+    source = expand(["-"], stdin=io.BytesIO(DRESSES["docker logs -t"].dress(LOG[300:] + LOG[:300])))[0]
     assert [line.number for line in source.lines()] == list(range(1, len(LOG) + 1))
     assert not source.newest_first

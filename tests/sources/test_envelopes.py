@@ -25,9 +25,7 @@ ODD = [
     "[2025-08-21 07:17:09,753] LMCache INFO: Reqid: 1, stored 256 tokens (cache.py:1050:lmcache)",
     "2025-05-14 17:45:10.901 1647689 kserve.trace requestId: 1, preprocess_ms: 0.01",
     "",
-    "INFO 11-29 23:07:01 [logger.py:40] Received request cmpl-1: prompt: '"
-    + "x" * 40_000
-    + "', params: None",
+    "INFO 11-29 23:07:01 [logger.py:40] Received request cmpl-1: prompt: '" + "x" * 40_000 + "', params: None",
     "(APIServer pid=1) INFO 11-29 23:07:02 [loggers.py:1] Engine 000: the end",
 ]
 
@@ -61,8 +59,7 @@ def test_odd_lines_in_every_envelope(name: str) -> None:
 MIXABLE = [
     n
     for n in DRESSES
-    if not re.search("newest|without line", n)
-    and n not in ("gcloud json", "aws get-log-events", "journal export")
+    if not re.search("newest|without line", n) and n not in ("gcloud json", "aws get-log-events", "journal export")
 ]
 
 
@@ -83,12 +80,8 @@ def test_each_line_in_another_envelope() -> None:
     assert [line.text for line in read(data)] == [s.text for s in records]
 
 
-@pytest.mark.parametrize(
-    "outside", ["kubectl --prefix", "docker json-file", "cri", "journal short", "loki jsonl"]
-)
-@pytest.mark.parametrize(
-    "inside", ["compose -t", "docker json-file", "cri", "syslog 5424", "ndjson msg", "stern -t"]
-)
+@pytest.mark.parametrize("outside", ["kubectl --prefix", "docker json-file", "cri", "journal short", "loki jsonl"])
+@pytest.mark.parametrize("inside", ["compose -t", "docker json-file", "cri", "syslog 5424", "ndjson msg", "stern -t"])
 def test_nested(outside: str, inside: str) -> None:
     inner = DRESSES[inside].dress(LOG).decode().removesuffix("\n").split("\n")
     wrapped = [Stamped(s.time_us + 5_000_000, text) for s, text in zip(LOG, inner, strict=True)]
@@ -162,9 +155,7 @@ def test_json_formatter_of_vllm() -> None:
         "message": "Engine 000: two\nlines",
     }
     at = datetime(2026, 9, 22, 10, 0, 0, 123000)
-    want = JsonRecord(
-        "WARNING", at, "vllm.v1.metrics.loggers", "EngineCore_DP1", 4217, row["message"]
-    )
+    want = JsonRecord("WARNING", at, "vllm.v1.metrics.loggers", "EngineCore_DP1", 4217, row["message"])
     [line] = read(json.dumps(row).encode())
     assert line == Line(1, row["message"], Outer("vllm-json"), want)
     [line] = read(cri([Stamped(START_US, json.dumps(row))]))
@@ -175,15 +166,8 @@ def test_json_formatter_of_vllm() -> None:
     ("row", "record"),
     [
         (
-            {
-                "timestamp": "2026-09-22T10:00:00.5+02:00",
-                "level": "info",
-                "logger": "uvicorn.access",
-                "message": "GET",
-            },
-            JsonRecord(
-                "INFO", datetime(2026, 9, 22, 10, 0, 0, 500000), "uvicorn.access", None, None, "GET"
-            ),
+            {"timestamp": "2026-09-22T10:00:00.5+02:00", "level": "info", "logger": "uvicorn.access", "message": "GET"},
+            JsonRecord("INFO", datetime(2026, 9, 22, 10, 0, 0, 500000), "uvicorn.access", None, None, "GET"),
         ),
         (
             {
@@ -193,14 +177,9 @@ def test_json_formatter_of_vllm() -> None:
                 "msg": "m",
                 "exc_info": "Traceback",
             },
-            JsonRecord(
-                "WARNING", datetime(2026, 9, 22, 10), "vllm.engine", None, None, "m\nTraceback"
-            ),
+            JsonRecord("WARNING", datetime(2026, 9, 22, 10), "vllm.engine", None, None, "m\nTraceback"),
         ),
-        (
-            {"levelname": "INFO", "message": "no time"},
-            JsonRecord("INFO", None, None, None, None, "no time"),
-        ),
+        ({"levelname": "INFO", "message": "no time"}, JsonRecord("INFO", None, None, None, None, "no time")),
         ({"level": "info", "time": "2026-09-22T10:00:00Z", "message": "a shipper's level"}, None),
         ({"level": "chatty", "name": "vllm", "message": "no level"}, None),
     ],
@@ -239,12 +218,7 @@ def test_continuation_lines_of_journalctl() -> None:
 def test_bare_lines_continue_the_stamped_entry_before_them() -> None:
     head = "2026-05-12T08:01:39.331Z (APIServer pid=1) ERROR 05-12 08:01:39 [a.py:1] "
     lines = read(f"{head}Traceback\n  File a\nValueError: b\n{head}next\n".encode())
-    assert [line.text.rpartition("] ")[2] for line in lines] == [
-        "Traceback",
-        "  File a",
-        "ValueError: b",
-        "next",
-    ]
+    assert [line.text.rpartition("] ")[2] for line in lines] == ["Traceback", "  File a", "ValueError: b", "next"]
     assert len({line.outer for line in lines}) == 1
 
 
@@ -258,11 +232,7 @@ def test_parts_are_joined_by_stream() -> None:
         (5, "stdout P never ended"),
     ]
     lines = read("".join(f"{t} {row}\n" for _, row in rows).encode())
-    assert [(line.number, line.text) for line in lines] == [
-        (1, "INFO 05-09 x"),
-        (2, "(A pid=1) y"),
-        (5, "never ended"),
-    ]
+    assert [(line.number, line.text) for line in lines] == [(1, "INFO 05-09 x"), (2, "(A pid=1) y"), (5, "never ended")]
 
 
 def test_rsyslog_escapes() -> None:

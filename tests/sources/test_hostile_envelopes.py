@@ -59,9 +59,7 @@ def test_any_text_is_survived_and_nothing_but_envelopes_is_lost(text: str) -> No
     lines = read(text.encode("utf-8", "replace"))
     assert all(1 <= line.number <= len(physical) for line in lines)
     plain = [line for line in lines if line.outer is None]
-    assert all(
-        line.text == physical[line.number - 1].rstrip("\r") for line in plain if not line.record
-    )
+    assert all(line.text == physical[line.number - 1].rstrip("\r") for line in plain if not line.record)
 
 
 @given(st.binary(max_size=300))

@@ -17,14 +17,8 @@ REMOTE = shutil.which("systemd-journal-remote", path=":".join(_PLACES))
 LOG = [
     *real_log()[:120],
     Stamped(1795993700000000, "(APIServer pid=1) ERROR 11-29 23:08:20 [a.py:1] with CR\r"),
-    Stamped(
-        1795993700000001,
-        "\x1b[0;36m(EngineCore pid=7)\x1b[0;0m INFO 11-29 23:08:20 [a.py:1] ünïcode",
-    ),
-    Stamped(
-        1795993700000002,
-        "(EngineCore pid=7) INFO 11-29 23:08:20 [a.py:1] one\n(EngineCore pid=7) INFO two",
-    ),
+    Stamped(1795993700000001, "\x1b[0;36m(EngineCore pid=7)\x1b[0;0m INFO 11-29 23:08:20 [a.py:1] ünïcode"),
+    Stamped(1795993700000002, "(EngineCore pid=7) INFO 11-29 23:08:20 [a.py:1] one\n(EngineCore pid=7) INFO two"),
     Stamped(1795993700000003, "(EngineCore pid=7) INFO 11-29 23:08:20 [a.py:1] " + "x" * 5000),
     Stamped(1795993700000004, "(EngineCore pid=7) INFO 11-29 23:08:20 [a.py:1] prompt: '\x01'"),
 ]
@@ -40,9 +34,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(NO_JOURNAL)
     folder = tmp_path_factory.mktemp("journal")
     path = folder / "system.journal"
-    subprocess.run(
-        [REMOTE, "-o", str(path), "-"], input=journal_export(LOG), check=True, capture_output=True
-    )
+    subprocess.run([REMOTE, "-o", str(path), "-"], input=journal_export(LOG), check=True, capture_output=True)
     return path
 
 
@@ -84,25 +76,18 @@ def test_messages_that_journalctl_left_out_are_counted(journal: Path) -> None:
 def test_unit_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The arguments given to journalctl, by a journalctl that shows them as an entry."""
     fake = tmp_path / "journalctl"
-    fake.write_text(
-        '#!/bin/sh\nprintf "__REALTIME_TIMESTAMP=1778262423906123\\nMESSAGE=%s\\n\\n" "$*"\n'
-    )
+    fake.write_text('#!/bin/sh\nprintf "__REALTIME_TIMESTAMP=1778262423906123\\nMESSAGE=%s\\n\\n" "$*"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     source = journal_of(JournalQuery("vllm; rm -rf", since="today", until="-1h"))
     [line] = source.lines()
-    assert (
-        line.text
-        == "--unit=vllm; rm -rf --since=today --until=-1h --output=export --no-pager --quiet"
-    )
+    assert line.text == "--unit=vllm; rm -rf --since=today --until=-1h --output=export --no-pager --quiet"
     assert source.name == "journal:vllm; rm -rf"
     [line] = journal_of(JournalQuery("vllm", follow=True, user=True)).lines()
     assert line.text.startswith("--user-unit=vllm --follow --lines=all --output=export")
 
 
-def test_without_journalctl_it_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_journalctl_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "system.journal"
     path.write_bytes(b"LPKSHHRH" + bytes(200))
     monkeypatch.setenv("PATH", str(tmp_path))

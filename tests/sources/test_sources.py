@@ -68,9 +68,7 @@ def test_several_members(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [k for k in COMPRESS if k != "none"])
 def test_truncated_stream_gives_what_can_be_decoded(kind: str, tmp_path: Path) -> None:
-    noise = (
-        os.urandom(300_000).hex().encode()
-    )  # hard to press, so that half of it is half of the text
+    noise = os.urandom(300_000).hex().encode()  # hard to press, so that half of it is half of the text
     text = b"".join(noise[at : at + 100] + b"\n" for at in range(0, len(noise), 100))
     data = COMPRESS[kind](text[: len(text) // 2]) + COMPRESS[kind](text[len(text) // 2 :])
     source = of(data[: len(data) * 3 // 4], tmp_path)
@@ -105,10 +103,7 @@ def test_padding_and_rubbish_after_the_last_member(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gzip", "zstd", "xz", "bzip2"])
 def test_decompression_bomb_needs_no_memory(kind: str) -> None:
     line = b"INFO 11-29 23:07:01 [a.py:1] " + b"x" * 1000 + b"\n"
-    press = {
-        "xz": lambda data: lzma.compress(data, preset=0),
-        "bzip2": lambda data: bz2.compress(data, 1),
-    }
+    press = {"xz": lambda data: lzma.compress(data, preset=0), "bzip2": lambda data: bz2.compress(data, 1)}
     pressed = press.get(kind, COMPRESS[kind])(line * 80_000)  # 82 MB
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sizes, count = [], 0
@@ -144,10 +139,7 @@ def test_lines_do_not_depend_on_how_a_pipe_cuts_them(cuts: list[int], kind: str)
 
 
 def test_physical_lines(tmp_path: Path) -> None:
-    source = of(
-        b"\xef\xbb\xbfa\r\nb\rc\r\r\n\n\0\xff\xfe\xe2\x28d\x0be\xc2\x85\xe2\x80\xa8f\nlast",
-        tmp_path,
-    )
+    source = of(b"\xef\xbb\xbfa\r\nb\rc\r\r\n\n\0\xff\xfe\xe2\x28d\x0be\xc2\x85\xe2\x80\xa8f\nlast", tmp_path)
     want = ["a", "b\rc", "", "\0\ufffd\ufffd\ufffd(d\x0be\x85\u2028f", "last"]
     assert list(source.lines()) == [Line(i, text) for i, text in enumerate(want, 1)]
 
@@ -203,10 +195,7 @@ NO_LOG = [
     (gzip.compress(bytes(3000)), "a binary file, not a log"),
     (b"PK\x03\x04" + bytes(100), "a zip archive; unpack it first"),
     (b"\x04\x22\x4d\x18" + bytes(100), "lz4 compressed; decompress it first (lz4 -d)"),
-    (
-        gzip.compress(b"log/".ljust(257, b"\0") + b"ustar" + bytes(250)),
-        "a tar archive; unpack it first",
-    ),
+    (gzip.compress(b"log/".ljust(257, b"\0") + b"ustar" + bytes(250)), "a tar archive; unpack it first"),
 ]
 
 
@@ -227,9 +216,7 @@ def test_missing_and_unreadable_do_not_stop_the_others(tmp_path: Path) -> None:
     good.write_bytes(TEXT)
     closed.write_bytes(TEXT)
     closed.chmod(0)
-    sources = expand(
-        [str(tmp_path / "missing.log"), str(closed), "no*match", "bad\0name", str(good)]
-    )
+    sources = expand([str(tmp_path / "missing.log"), str(closed), "no*match", "bad\0name", str(good)])
     assert [bool(texts(s)) for s in sources] == [False, os.geteuid() == 0, False, False, True]
     assert [s.problem for s in sources] == [
         "no such file; check the path",
@@ -276,9 +263,7 @@ ROTATED = [
 
 @pytest.mark.parametrize(("names", "order"), ROTATED)
 @pytest.mark.parametrize("way", ["files", "folder", "glob"])
-def test_rotated_sets_are_one_group_oldest_first(
-    names: list[str], order: list[int], way: str, tmp_path: Path
-) -> None:
+def test_rotated_sets_are_one_group_oldest_first(names: list[str], order: list[int], way: str, tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_bytes(gzip.compress(TEXT) if name.endswith("gz") else TEXT)
     args = {
@@ -337,19 +322,9 @@ def test_other_names_are_no_rotated_set(tmp_path: Path) -> None:
 def test_folder(tmp_path: Path) -> None:
     (tmp_path / "a" / "deep").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
-    for name in (
-        "a/server.log",
-        "a/deep/vllm.out",
-        "stdout",
-        ".git/x.log",
-        "README.md",
-        "a/code.py",
-        "a/.hidden.log",
-    ):
+    for name in ("a/server.log", "a/deep/vllm.out", "stdout", ".git/x.log", "README.md", "a/code.py", "a/.hidden.log"):
         (tmp_path / name).write_bytes(TEXT)
-    (tmp_path / "docker-json.json").write_bytes(
-        b'{"log":"x\\n","stream":"stderr","time":"2026-01-01T00:00:00Z"}\n'
-    )
+    (tmp_path / "docker-json.json").write_bytes(b'{"log":"x\\n","stream":"stderr","time":"2026-01-01T00:00:00Z"}\n')
     (tmp_path / "truth.json").write_bytes(b'{"preemptions": 3}')
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "a" / "again.log").symlink_to(tmp_path / "a" / "server.log")

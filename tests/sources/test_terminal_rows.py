@@ -37,9 +37,7 @@ def test_wrapped_log(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("name", ["plain, journal cat", "docker logs -t"])
 def test_spaces_that_the_screen_dropped(name: str) -> None:
-    texts = [
-        f"INFO 05-09 00:49:33 [a.py:1] {' '.join(map(str, range(n, n * n)))}" for n in range(5, 25)
-    ]
+    texts = [f"INFO 05-09 00:49:33 [a.py:1] {' '.join(map(str, range(n, n * n)))}" for n in range(5, 25)]
     log = [s._replace(text=text) for s, text in zip(LOG, texts, strict=False)]
     rows = [row.rstrip(" ") for row in wrapped(DRESSES[name].dress(log), 80)]
     assert [line.text for line in read(rows)] == texts

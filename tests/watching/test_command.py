@@ -78,9 +78,7 @@ def test_a_view_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "logscope", "watch", str(tmp_path / "server.log")],
-        stdout=theirs,
-        env=environment,
+        [sys.executable, "-m", "logscope", "watch", str(tmp_path / "server.log")], stdout=theirs, env=environment
     )
     os.close(theirs)
     seen = b""
@@ -106,11 +104,7 @@ def test_a_view_on_a_terminal(tmp_path: Path) -> None:
         (["-"], b"hello\n", "none of them a vLLM record"),
         (["nope.log"], b"", "logscope: nope.log: No such file or directory\n"),
         (["."], b"", "logscope: .: a folder; name the file to follow\n"),
-        (
-            ["packed.gz"],
-            b"",
-            "packed.gz: compressed, so it does not grow; logscope analyze reads it\n",
-        ),
+        (["packed.gz"], b"", "packed.gz: compressed, so it does not grow; logscope analyze reads it\n"),
     ],
 )
 def test_nothing_to_watch(tmp_path: Path, args: list[str], stdin: bytes, word: str) -> None:

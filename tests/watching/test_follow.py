@@ -76,15 +76,10 @@ def follow(path: Path, *steps: Step) -> list[tuple[int, str]]:
         ([append("cut"), rotate], [(3, "cut"), (1, "new 1"), (2, "new 2")]),
         ([away, lambda p: p.write_text("back\n")], [(1, "back")]),
         ([copy_and_truncate], [(1, "new 1")]),
-        (
-            [truncated_and_grown_beyond],
-            [(1, "new line that is longer than all that was there before")],
-        ),
+        ([truncated_and_grown_beyond], [(1, "new line that is longer than all that was there before")]),
     ],
 )
-def test_a_file_is_followed(
-    tmp_path: Path, steps: list[Step], found: list[tuple[int, str]]
-) -> None:
+def test_a_file_is_followed(tmp_path: Path, steps: list[Step], found: list[tuple[int, str]]) -> None:
     path = tmp_path / "server.log"
     path.write_text("one\ntwo\n")
     assert follow(path, *steps) == [(1, "one"), (2, "two"), *found]

@@ -25,9 +25,7 @@ CALM = [stats_v1(10 * i, 2, 0, 20.0) for i in range(5, 9)]
 
 
 def watch(monitor: Monitor, *lines: str | None) -> list[Notice]:
-    stream: Iterator[Line | None] = (
-        None if text is None else Line(n, text) for n, text in enumerate(lines, 1)
-    )
+    stream: Iterator[Line | None] = (None if text is None else Line(n, text) for n, text in enumerate(lines, 1))
     events = read_lines(stream, Coverage(), year=2026)
     return [notice for event in events for notice in monitor.take(event)]
 
@@ -56,9 +54,7 @@ def test_what_is_no_pressure(line: str) -> None:
 
 def test_a_cache_that_looks_nearly_full_counts_when_it_stays_so() -> None:
     assert told(*v1_start(), stats_v1(10, 6, 4, 80.0), stats_v1(20, 2, 0, 20.0)) == []
-    assert told(*v1_start(), *[stats_v1(10 * i, 6, 4, 80.0) for i in (1, 2)])[:1] == [
-        "pressure-started"
-    ]
+    assert told(*v1_start(), *[stats_v1(10 * i, 6, 4, 80.0) for i in (1, 2)])[:1] == ["pressure-started"]
 
 
 def test_a_single_calmer_line_does_not_end_the_pressure() -> None:
@@ -69,10 +65,7 @@ def test_a_single_calmer_line_does_not_end_the_pressure() -> None:
 def test_logged_warnings_are_alerts_and_bound_the_count() -> None:
     monitor = Monitor()
     notices = watch(monitor, v0_warning(1, 1), v0_warning(2, 51), v0_warning(3, 1))
-    assert [n.event for n in notices] == ["preemption-logged"] * 2 + [
-        "restarted",
-        "preemption-logged",
-    ]
+    assert [n.event for n in notices] == ["preemption-logged"] * 2 + ["restarted", "preemption-logged"]
     assert monitor.summary().preemptions is not None
     low, value, high, basis = monitor.summary().preemptions or (0, 0, 0, "")
     assert (low, high, basis) == (52, 150, "measured")
@@ -193,9 +186,7 @@ def test_the_view_shows_all_that_matters(tmp_path: Path) -> None:
 
 
 INFO = "(EngineCore pid=2) INFO 05-09 00:49:02 [x.py:1] "
-SPECULATION = INFO + (
-    "SpecDecoding metrics: Draft acceptance rate: 63.5%, Accepted: 5401 tokens, Drafted: 8505 tokens"
-)
+SPECULATION = INFO + ("SpecDecoding metrics: Draft acceptance rate: 63.5%, Accepted: 5401 tokens, Drafted: 8505 tokens")
 
 
 @pytest.mark.parametrize(
@@ -247,8 +238,6 @@ def test_a_plain_server_is_counted() -> None:
         ((0, 3), "server 0 engine 3: x"),
     ],
 )
-def test_an_alert_names_its_engine_where_there_are_others(
-    place: tuple[int, int | None] | None, said: str
-) -> None:
+def test_an_alert_names_its_engine_where_there_are_others(place: tuple[int, int | None] | None, said: str) -> None:
     notice = Notice("alert", None, "none", None, None, None, None, place, "x", "error")
     assert alert_line(notice) == f"-  {said}"

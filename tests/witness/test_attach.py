@@ -27,9 +27,7 @@ LATENCIES = DATA / "witness" / "under-pressure.requests.csv.gz"
 
 def metrics(folder: Path, *values: float | str) -> MetricsWitness:
     path = folder / "metrics"
-    path.write_text(
-        "".join(v if isinstance(v, str) else f"vllm:num_preemptions_total {v}\n" for v in values)
-    )
+    path.write_text("".join(v if isinstance(v, str) else f"vllm:num_preemptions_total {v}\n" for v in values))
     return read_metrics([str(path)])
 
 
@@ -65,12 +63,8 @@ def test_what_the_replay_inferred_stays_beside_it(tmp_path: Path) -> None:
     assert found["inferred"] == {"low": 20, "value": 30, "high": 45, "recomputed_tokens": 6000}
 
 
-@pytest.mark.parametrize(
-    ("counter", "pressure", "said"), [(0, "saturated", 0), (2, "saturated", 1), (40, "thrash", 1)]
-)
-def test_findings_and_pressure_follow(
-    tmp_path: Path, counter: int, pressure: str, said: int
-) -> None:
+@pytest.mark.parametrize(("counter", "pressure", "said"), [(0, "saturated", 0), (2, "saturated", 1), (40, "thrash", 1)])
+def test_findings_and_pressure_follow(tmp_path: Path, counter: int, pressure: str, said: int) -> None:
     analysis = analysed(tmp_path, [*v1_start(), *STATS])
     document = analysis_document(witnessed(analysis, metrics(tmp_path, counter), None))
     findings = [f for f in document["findings"] if f["id"] == "kv-preemption"]
@@ -87,9 +81,7 @@ def test_metrics_that_do_not_cover_the_log_are_left_out(tmp_path: Path) -> None:
 
 
 def two_engines() -> list[str]:
-    return [
-        stats_v1(10 * i, 6, 4, 97.0, engine=f"Engine 00{e}") for i in range(1, 4) for e in (0, 1)
-    ]
+    return [stats_v1(10 * i, 6, 4, 97.0, engine=f"Engine 00{e}") for i in range(1, 4) for e in (0, 1)]
 
 
 def test_engines_by_label_else_together(tmp_path: Path) -> None:

@@ -61,9 +61,7 @@ def read(folder: Path, text: str) -> LatencyWitness:
     ],
     ids=["bench serve, detailed", "bench serve", "guidellm", "csv", "jsonl"],
 )
-def test_forms(
-    tmp_path: Path, text: str, requests: int, failed: int, ttft: float, e2e: float
-) -> None:
+def test_forms(tmp_path: Path, text: str, requests: int, failed: int, ttft: float, e2e: float) -> None:
     found = read(tmp_path, text)
     assert (found.requests, found.failed) == (requests, failed)
     assert found.latency["ttft_s"]["p50"] == pytest.approx(ttft)
@@ -81,22 +79,16 @@ def test_gaps_between_tokens(tmp_path: Path) -> None:
     found = read(tmp_path, json.dumps(DETAILED))
     assert found.latency["itl_s"]["p50"] == pytest.approx(0.1)
     assert found.longest_gap_s["max"] == 2.0
-    assert (
-        found.stood_still == 1
-    )  # a gap of twenty usual ones: that request was evicted, or the server stalled
+    assert found.stood_still == 1  # a gap of twenty usual ones: that request was evicted, or the server stalled
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a,b\n1,2\n", "{}", '{"benchmarks": [1]}', "[]", "{bad", "[[]]"]
-)
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{}", '{"benchmarks": [1]}', "[]", "{bad", "[[]]"])
 def test_what_is_no_result_is_a_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(WitnessError, match="no finished request"):
         read(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    "text", ["sent,finished\n0,\0\n", "sent,finished\n0," + "1" * 200_000 + "\n"]
-)
+@pytest.mark.parametrize("text", ["sent,finished\n0,\0\n", "sent,finished\n0," + "1" * 200_000 + "\n"])
 def test_a_table_that_is_damaged_is_a_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(WitnessError, match=r"no finished request|no CSV that can be read"):
         read(tmp_path, text)

@@ -127,8 +127,7 @@ def test_latencies_need_a_histogram_and_one_is_enough(tmp_path: Path) -> None:
     path.write_text("vllm:num_preemptions_total 3\n")
     assert read_metrics([str(path)]).latency(from_zero=True) is None
     path.write_text(
-        'vllm:e2e_request_latency_seconds_bucket{le="2"} 1\n'
-        'vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 1\n'
+        'vllm:e2e_request_latency_seconds_bucket{le="2"} 1\nvllm:e2e_request_latency_seconds_bucket{le="+Inf"} 1\n'
     )
     found = read_metrics([str(path)]).latency(from_zero=True)
     assert found is not None

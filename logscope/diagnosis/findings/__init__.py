@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from logscope.diagnosis.findings.broken import engine_crash, engine_stall, failed_start, runtime_oom
-from logscope.diagnosis.findings.pressure import (
-    kv_admission_wait,
-    kv_leak,
-    logged_preemption,
-    seat_queue,
-    two_limits,
-)
+from logscope.diagnosis.findings.pressure import kv_admission_wait, kv_leak, logged_preemption, seat_queue, two_limits
 from logscope.diagnosis.findings.visibility import config_risk, coverage, unsupported_features
 from logscope.evidence.context import Context, context_of
 from logscope.evidence.finding import Finding

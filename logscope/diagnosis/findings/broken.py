@@ -111,9 +111,7 @@ def _queued(row: Mapping[str, Any]) -> bool:
     return bool(row["waiting"] > 0)
 
 
-def _stall(
-    context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float
-) -> Finding:
+def _stall(context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float) -> Finding:
     line = (str(row["source"]), int(str(row["line"])))
     title = f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
     evidence = (Evidence(*line, context.texts.get(line, "")),)
@@ -270,11 +268,7 @@ def _fits(row: dict[str, Any], block_size: int) -> int | None:
         return int(row["estimated_max_model_len"])
     if row.get("kv_cache_tokens"):
         return int(row["kv_cache_tokens"])
-    needed, free, length = (
-        row.get("needed_gib"),
-        row.get("available_kv_cache_gib"),
-        row.get("max_model_len"),
-    )
+    needed, free, length = (row.get("needed_gib"), row.get("available_kv_cache_gib"), row.get("max_model_len"))
     if needed and free is not None and length:
         tokens = length * max(0.0, free - PRINTED_GIB / 2) / (needed + PRINTED_GIB / 2)
         return int(tokens // block_size) * block_size
@@ -282,11 +276,7 @@ def _fits(row: dict[str, Any], block_size: int) -> int | None:
 
 
 def _space_sentence(row: dict[str, Any], fits: int | None) -> str:
-    length, needed, free = (
-        row.get("max_model_len"),
-        row.get("needed_gib"),
-        row.get("available_kv_cache_gib"),
-    )
+    length, needed, free = (row.get("max_model_len"), row.get("needed_gib"), row.get("available_kv_cache_gib"))
     end = f"; the largest max_model_len that fits is {fits:,}" if fits else ""
     if length and needed is not None and free is not None:
         return f"One request of max_model_len {length:,} tokens needs {needed:g} GiB of KV cache and {free:g} GiB is there{end}"
@@ -295,9 +285,7 @@ def _space_sentence(row: dict[str, Any], fits: int | None) -> str:
     return "No memory is left for the KV cache after weights and activations: raise gpu_memory_utilization, free the GPU, or take a smaller model"
 
 
-def _reason(
-    context: Context, errors: pl.DataFrame | None
-) -> tuple[str | None, tuple[Evidence, ...]]:
+def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, tuple[Evidence, ...]]:
     """The cause that the log names, best first: a memory error, an out-of-memory error, the last exception, a process that died."""
     if errors is not None and errors.height:
         row = errors.rows(named=True)[-1]
@@ -319,9 +307,7 @@ def _reason(
     if runtime is not None:
         died = runtime.filter(pl.col("variant").str.contains("dead|died|fatal|worker_exc"))
         if died.height:
-            return "an engine process died; the log does not say why", evidence_of(
-                died, context.texts
-            )
+            return "an engine process died; the log does not say why", evidence_of(died, context.texts)
     return None, ()
 
 

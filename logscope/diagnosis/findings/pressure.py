@@ -18,14 +18,7 @@ from logscope.evidence.finding import Finding, evidence_of, seconds
 from logscope.evidence.windows import bound_of
 from logscope.server.engines import EngineFacts
 
-__all__ = [
-    "engine_imbalance",
-    "kv_admission_wait",
-    "kv_leak",
-    "logged_preemption",
-    "seat_queue",
-    "two_limits",
-]
+__all__ = ["engine_imbalance", "kv_admission_wait", "kv_leak", "logged_preemption", "seat_queue", "two_limits"]
 MIN_WINDOWS = 2
 
 
@@ -51,18 +44,7 @@ def logged_preemption(context: Context) -> list[Finding]:
         title += "; KV usage was low, so it was priority and not space that evicted them"
     severity = "critical" if logged.low >= 3 else "warning"
     proves = None if by_priority else "kv-capacity"
-    return [
-        Finding(
-            "kv-preemption",
-            severity,
-            "measured",
-            title,
-            start,
-            end,
-            evidence_of(rows, context.texts),
-            proves,
-        )
-    ]
+    return [Finding("kv-preemption", severity, "measured", title, start, end, evidence_of(rows, context.texts), proves)]
 
 
 def _by_priority(context: Context) -> bool:
@@ -89,17 +71,7 @@ def kv_admission_wait(context: Context) -> list[Finding]:
         f"KV cache full with a queue in {full.height} of {windows.height} intervals (up to {queue:.0f} waiting):"
         f" requests wait for blocks{', not for a seat' if seats else ''}"
     )
-    return [
-        Finding(
-            "kv-admission-wait",
-            "warning",
-            "measured",
-            title,
-            start,
-            end,
-            evidence_of(full, context.texts),
-        )
-    ]
+    return [Finding("kv-admission-wait", "warning", "measured", title, start, end, evidence_of(full, context.texts))]
 
 
 def seat_queue(context: Context) -> list[Finding]:
@@ -143,9 +115,7 @@ def two_limits(context: Context) -> list[Finding]:
         " the statistics alone cannot say which of the two it waited for"
     )
     start, end = seconds(both["end"].to_list())
-    return [
-        Finding("coverage", "info", "measured", title, start, end, evidence_of(both, context.texts))
-    ]
+    return [Finding("coverage", "info", "measured", title, start, end, evidence_of(both, context.texts))]
 
 
 def _highest(windows: pl.DataFrame, name: str) -> float:
@@ -180,11 +150,7 @@ def kv_leak(context: Context) -> list[Finding]:
         f"KV usage stays at {least:.1f} % or more with no request running or waiting ({held.height} lines, {last:.1f} % in the last):"
         f" blocks are not given back{_suspect(context)}"
     )
-    return [
-        Finding(
-            "kv-leak", "warning", "measured", title, start, end, evidence_of(held, context.texts)
-        )
-    ]
+    return [Finding("kv-leak", "warning", "measured", title, start, end, evidence_of(held, context.texts))]
 
 
 def _least(context: Context) -> float:
@@ -217,9 +183,7 @@ class _Load:
     end: datetime | None
 
 
-def engine_imbalance(
-    engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]],
-) -> Finding | None:
+def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]]) -> Finding | None:
     """The finding of one server's start: its busiest engine carries at least half as much again as the idlest one.
 
     A warning where the busiest queues while the idlest does not: that wait is not for want of hardware. None for a single engine, for

@@ -23,10 +23,7 @@ MIN_MORE = 0.05
 
 
 def replay_findings(
-    context: Context,
-    answer: ReplayAnswer,
-    baseline: Mapping[str, Any] | None,
-    free: Sequence[Mapping[str, Any]],
+    context: Context, answer: ReplayAnswer, baseline: Mapping[str, Any] | None, free: Sequence[Mapping[str, Any]]
 ) -> list[Finding]:
     """All findings of one engine's replay. `free` are the figures of the free candidates that were replayed."""
     found = [*_preemption(context, answer), *_waits(context, answer)]
@@ -46,19 +43,13 @@ def _preemption(context: Context, answer: ReplayAnswer) -> list[Finding]:
     if value < MIN_PREEMPTIONS:
         return []
     start, end = seconds(t for s in answer.timeline for t in (s.start, s.end))
-    tokens = (
-        f", {answer.recomputed_tokens:,.0f} tokens computed twice"
-        if answer.recomputed_tokens
-        else ""
-    )
+    tokens = f", {answer.recomputed_tokens:,.0f} tokens computed twice" if answer.recomputed_tokens else ""
     title = (
         f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were evicted when KV blocks ran out"
         f"{_pause(answer)}"
     )
     severity = "critical" if value >= max(3.0, 0.02 * answer.requests) else "warning"
-    return [
-        Finding("kv-preemption", severity, "inferred", title, start, end, _full_windows(context))
-    ]
+    return [Finding("kv-preemption", severity, "inferred", title, start, end, _full_windows(context))]
 
 
 def _pause(answer: ReplayAnswer) -> str:
@@ -89,10 +80,7 @@ def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
     typical = answer.ledger.get("typical_s") or {}
     usual = sum(typical.values())
     causes = {
-        "kv-admission-wait": (
-            ("queued_for_kv",),
-            "Slow requests wait for KV blocks before they are admitted",
-        ),
+        "kv-admission-wait": (("queued_for_kv",), "Slow requests wait for KV blocks before they are admitted"),
         "seat-limit": (LOST_TO["seat-limit"], "Slow requests wait for a seat (max_num_seqs)"),
         "prefill-interference": (
             LOST_TO["prefill-interference"],
@@ -105,10 +93,7 @@ def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
         common = sum(typical.get(label, 0.0) for label in labels) / usual if usual else 0.0
         if share < MIN_SHARE or (share < common + MIN_MORE and share < 1 / 3):
             continue  # as everybody else, and not much
-        title = (
-            f"{sentence}: {share:.0%} of their {total:.1f} s"
-            f" (of a typical request's {usual:.1f} s: {common:.0%})"
-        )
+        title = f"{sentence}: {share:.0%} of their {total:.1f} s (of a typical request's {usual:.1f} s: {common:.0%})"
         evidence = _evidence(context, name)
         start, end = seconds(s.start for s in answer.spikes)
         severity = "warning" if share < 1 / 3 else "critical"

@@ -24,24 +24,12 @@ def coverage(context: Context) -> list[Finding]:
         and stats.filter(pl.col("variant").str.contains("stats_disabled")).height
     ):
         text = "Statistics are off because the server has several API servers: start it with --api-server-count 1 to see the queues"
-        return [
-            Finding(
-                "coverage",
-                "warning",
-                "measured",
-                text,
-                evidence=evidence_of(stats, context.texts, 1),
-            )
-        ]
+        return [Finding("coverage", "warning", "measured", text, evidence=evidence_of(stats, context.texts, 1))]
     if context.windows is None:
         said.append(
             "No periodic statistics in this log: running, waiting and KV usage are not visible (start without --disable-log-stats)"
         )
-    elif (
-        stats is not None
-        and "aggregated" in stats.columns
-        and stats["aggregated"].fill_null(False).any()
-    ):
+    elif stats is not None and "aggregated" in stats.columns and stats["aggregated"].fill_null(False).any():
         said.append(
             "Statistics are means over several engines: one full engine is hidden (start without --aggregate-engine-logging)"
         )
@@ -72,9 +60,7 @@ def _serves_by_priority(facts: EngineFacts, key: tuple[int, ...] | None) -> bool
     return facts.config.get("policy") == "priority" and (key is None or key >= since)
 
 
-def _more_lines(
-    version: tuple[int, ...] | None, since: tuple[int, ...], flag: str, before: str = ""
-) -> str:
+def _more_lines(version: tuple[int, ...] | None, since: tuple[int, ...], flag: str, before: str = "") -> str:
     """How to see more: a flag where the version has it, else what stands for it; both where the version is not known."""
     if version is None:
         older = f", older ones: {before}" if before else ""

@@ -75,9 +75,7 @@ def _gauges(stats: pl.DataFrame | None, steps: Steps) -> tuple[tuple[int, int], 
     return tuple((k, many) for k, many in pairs if 0 <= k < len(steps))
 
 
-def _with_those_before(
-    found: Arrivals, steps: Steps, gauges: tuple[tuple[int, int], ...]
-) -> Arrivals:
+def _with_those_before(found: Arrivals, steps: Steps, gauges: tuple[tuple[int, int], ...]) -> Arrivals:
     """A log that begins in the middle lacks the lines of those who wait; the first statistics line counts them."""
     found = replace(found, gauges=gauges)
     if steps.number[0] <= 1 or not steps.generation[0] or not gauges:
@@ -109,16 +107,11 @@ def _of_requests(rows: pl.DataFrame, requests: pl.DataFrame, steps: Steps) -> Ar
     forced = rows["ignore_eos"].fill_null(False).to_numpy().astype(np.bool_)
     position = _position(rows, steps)
     gone = np.full(len(ids), len(steps) + 10, dtype=np.int64)
-    ended = requests.filter(
-        pl.col("variant").is_in(["aborted", "req_aborted", "req_failed", "queue_full"])
-    )
+    ended = requests.filter(pl.col("variant").is_in(["aborted", "req_aborted", "req_failed", "queue_full"]))
     if ended.height:
         index = {name: i for i, name in enumerate(ids)}
         for names, one, at in zip(
-            ended["request_ids"].to_list(),
-            ended["request_id"].to_list(),
-            _position(ended, steps).tolist(),
-            strict=True,
+            ended["request_ids"].to_list(), ended["request_id"].to_list(), _position(ended, steps).tolist(), strict=True
         ):
             for name in names or ([one] if one else []):
                 i = _same(index, str(name))
@@ -151,9 +144,7 @@ def _of_access_lines(frame: pl.DataFrame | None, steps: Steps) -> Arrivals:
     if frame is None:
         return none
     rows = frame.filter(
-        (pl.col("method") == "POST")
-        & (pl.col("status") == 200)
-        & pl.col("path").str.contains(_COMPLETION_PATHS)
+        (pl.col("method") == "POST") & (pl.col("status") == 200) & pl.col("path").str.contains(_COMPLETION_PATHS)
     ).sort("order")
     if not rows.height:
         return none

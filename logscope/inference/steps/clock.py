@@ -63,9 +63,7 @@ def _overhead(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_]) 
     return float(np.clip((seconds - work).sum() / steps, -0.5 * elapsed.mean(), 0.02))
 
 
-def _narrow(
-    low: Floats, high: Floats, between: Floats, may_idle: npt.NDArray[np.bool_]
-) -> tuple[Floats, Floats]:
+def _narrow(low: Floats, high: Floats, between: Floats, may_idle: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Bounds of the offset at each step: its own, its predecessor's and its successor's, with some drift between.
 
     Across a possible idle time the offset only grows.
@@ -89,9 +87,7 @@ def _narrow(
     return np.array(lows), np.array(highs)
 
 
-def arrival_times(
-    position: Ints, stamps: Floats, starts: Floats, ends: Floats, admitted: Ints
-) -> Floats:
+def arrival_times(position: Ints, stamps: Floats, starts: Floats, ends: Floats, admitted: Ints) -> Floats:
     """Seconds at which requests came whose lines stand between the lines of two steps.
 
     `position`: how many steps' lines stand before each; `stamps`: its own line's time (NaN: none); `starts`, `ends`: of
@@ -151,9 +147,7 @@ class Calibration:
     steps: int
 
 
-def calibrate(
-    elapsed: Floats, prefill: Floats, decodes: Floats, kv_tokens: Floats, between_s: float
-) -> Calibration:
+def calibrate(elapsed: Floats, prefill: Floats, decodes: Floats, kv_tokens: Floats, between_s: float) -> Calibration:
     """Fit base, per prefill token (and its square), per decode request and per KV token, none negative, to steps of `elapsed` seconds.
 
     Errors count in proportion to a step's length, beyond the usual size only linearly, so that a stalled or a cold step bends nothing.
@@ -169,9 +163,7 @@ def calibrate(
     linear_found[0] += between_s
     off = np.abs(columns @ found - between_s - elapsed)
     error = float(np.median(off / _scale(elapsed)))
-    return Calibration(
-        StepCost(*found.tolist()), LinearStepTime(*linear_found.tolist()), error, len(elapsed)
-    )
+    return Calibration(StepCost(*found.tolist()), LinearStepTime(*linear_found.tolist()), error, len(elapsed))
 
 
 def _scale(elapsed: Floats) -> Floats:

@@ -167,9 +167,7 @@ class Costs:
             cost += 1.0
         return cost
 
-    def _admit_cost(
-        self, state: State, k: int, going: int, redoing: int, resumed: tuple[int, ...], new: int
-    ) -> float:
+    def _admit_cost(self, state: State, k: int, going: int, redoing: int, resumed: tuple[int, ...], new: int) -> float:
         cost = 0.0
         redone = [state.waiting[i] for i in resumed if state.waiting[i].out]
         if self.rules.resumed_as_context:
@@ -206,9 +204,7 @@ class Costs:
     def _head_cost(self, state: State, k: int, head: Live) -> float:
         """An evicted request is left waiting although its blocks are there."""
         room = self._room(state, k)
-        if (
-            room is None or not head.out
-        ):  # evicted before its prompt was done: its length is not known
+        if room is None or not head.out:  # evicted before its prompt was done: its length is not known
             return 0.0
         prompt, sure = state.prompt(head)
         need = (prompt + head.out) / self.size + 2.0

@@ -60,9 +60,7 @@ class Accounts(Costs):
         full = self.total[k - 1] >= self.rules.budget > 0
         last = state.running[-1].phase if state.running else ""
         decoding = [
-            i
-            for i, r in enumerate(state.running)
-            if r.limit and r.phase == "decode" and r.outputs(k - 1) >= r.limit
+            i for i, r in enumerate(state.running) if r.limit and r.phase == "decode" and r.outputs(k - 1) >= r.limit
         ]
         for going in range(len(prompts) + 1):
             for redoing in range(len(resumes) + 1):
@@ -78,8 +76,7 @@ class Accounts(Costs):
                     forced = decoding + [
                         i
                         for i in complete
-                        if state.running[i].limit
-                        and state.running[i].out + 1 >= state.running[i].limit
+                        if state.running[i].limit and state.running[i].out + 1 >= state.running[i].limit
                     ]
                     base = Account(cost + more, complete, tuple(forced))
                     yield from self._without_eviction(state, k, base, going, redoing)
@@ -114,9 +111,7 @@ class Accounts(Costs):
 
     # -- the two kinds of accounts ------------------------------------------------------------------
 
-    def _without_eviction(
-        self, state: State, k: int, base: Account, going: int, redoing: int
-    ) -> Iterator[Account]:
+    def _without_eviction(self, state: State, k: int, base: Account, going: int, redoing: int) -> Iterator[Account]:
         carried = self.c[k] - going
         alive = len(state.running) - len(base.finished)
         for resumed in self._resumable(state):
@@ -132,9 +127,7 @@ class Accounts(Costs):
             cost = self._admit_cost(state, k, going, redoing, resumed, new)
             if base.cost + cost > 2 * _HOPELESS:
                 continue
-            yield from self._ended(
-                state, k, replace(base, cost=base.cost + cost, resumed=resumed, new=new), extra
-            )
+            yield from self._ended(state, k, replace(base, cost=base.cost + cost, resumed=resumed, new=new), extra)
 
     def _resumable(self, state: State) -> Iterator[tuple[int, ...]]:
         """Which of the evicted may run again: the first ones; by priority any one or two, or all."""
@@ -148,26 +141,18 @@ class Accounts(Costs):
         for count in range(3, len(state.waiting) + 1):
             yield tuple(range(count))
 
-    def _with_eviction(
-        self, state: State, k: int, base: Account, going: int, redoing: int
-    ) -> Iterator[Account]:
+    def _with_eviction(self, state: State, k: int, base: Account, going: int, redoing: int) -> Iterator[Account]:
         gone = len(state.running) - len(base.finished) - self.n[k]
         staying = [i for i in range(len(state.running)) if i not in base.finished]
         for evicted in range(1, min(gone + 1, len(staying)) + 1):
             for victims in self._victims(staying, evicted):
-                cut = sum(
-                    1
-                    for i in victims
-                    if i not in base.complete and state.running[i].phase == "prefill"
-                )
+                cut = sum(1 for i in victims if i not in base.complete and state.running[i].phase == "prefill")
                 if self.c[k] != going - cut:
                     continue
                 cost = base.cost + self._evict_cost(state, k, victims)
                 if self.excess[k] and not redoing:
                     cost += 8.0
-                yield from self._ended(
-                    state, k, replace(base, cost=cost, evicted=victims), gone - evicted
-                )
+                yield from self._ended(state, k, replace(base, cost=cost, evicted=victims), gone - evicted)
 
     def _victims(self, staying: list[int], count: int) -> Iterator[tuple[int, ...]]:
         """Victims are taken from the end of the running list; by priority it may be anyone."""
@@ -188,22 +173,15 @@ class Accounts(Costs):
         if extra < 0:
             if -extra <= len(base.finished):
                 yield replace(
-                    base,
-                    cost=base.cost - 5.0 * extra,
-                    finished=base.finished[-extra:],
-                    lifted=base.finished[:-extra],
+                    base, cost=base.cost - 5.0 * extra, finished=base.finished[-extra:], lifted=base.finished[:-extra]
                 )
             return
         taken = {*base.finished, *base.evicted}
         able = [
-            i
-            for i, r in enumerate(state.running)
-            if i not in taken and (r.phase == "decode" or i in base.complete)
+            i for i, r in enumerate(state.running) if i not in taken and (r.phase == "decode" or i in base.complete)
         ]
         aborted = [
-            i
-            for i, r in enumerate(state.running)
-            if i not in taken and r.request >= 0 and self.gone[r.request] <= k
+            i for i, r in enumerate(state.running) if i not in taken and r.request >= 0 and self.gone[r.request] <= k
         ][:extra]
         extra -= len(aborted)
         able = [i for i in able if i not in aborted]
@@ -214,9 +192,7 @@ class Accounts(Costs):
         free = [i for i in able if not state.running[i].exact]
         if len(free) < extra:
             base = replace(base, cost=base.cost + 6.0 * (extra - len(free)))
-            if (
-                len(able) >= extra
-            ):  # two requests were taken for one another before; it is open which
+            if len(able) >= extra:  # two requests were taken for one another before; it is open which
                 yield replace(base, anybody=extra)
             return
         base = replace(base, cost=base.cost + 0.3 * extra)
@@ -225,9 +201,7 @@ class Accounts(Costs):
             # a limit of which the log says nothing is foreseen by the scheduler
             yield from self._by_themselves(state, k, replace(base, left_at=k - 1), extra, free)
 
-    def _by_themselves(
-        self, state: State, k: int, base: Account, extra: int, free: list[int]
-    ) -> Iterator[Account]:
+    def _by_themselves(self, state: State, k: int, base: Account, extra: int, free: list[int]) -> Iterator[Account]:
         freed, doubt = self.freed(state, base.left_at)
         if freed is None:
             fits = [i for i in free if self._limit_fits(state, i, base.left_at)]
@@ -283,8 +257,4 @@ class Accounts(Costs):
             found.append((cost, some))
         found.sort()
         for cost, some in found[:_CHOICES]:
-            yield replace(
-                base,
-                cost=base.cost + cost,
-                leavers=(*base.leavers, *some),
-            )
+            yield replace(base, cost=base.cost + cost, leavers=(*base.leavers, *some))

@@ -56,9 +56,7 @@ class _Counter:
         return np.asarray(np.cumsum(self._level)[:-1] + np.cumsum(self._slope)[:-1] * steps)
 
 
-def load_of(
-    histories: Sequence[History], steps: Steps, rules: Rules, prompts: Sequence[int]
-) -> Load:
+def load_of(histories: Sequence[History], steps: Steps, rules: Rules, prompts: Sequence[int]) -> Load:
     """Sum up the steps' loads. `prompts`: each history's prompt length, cached tokens included."""
     count = len(steps)
     recomputing, kv, gaps = _Counter(count), _Counter(count), _Counter(count)
@@ -151,8 +149,4 @@ def queues_of(track: Track, arrivals: Arrivals, count: int) -> tuple[Ints, Ints,
             came = int(min(arrivals.position[i] + 1, count))
             waiting[came] += 1
             waiting[max(came, int(min(arrivals.gone[i], count + 1)))] -= 1
-    return (
-        np.maximum(np.cumsum(running)[:count], 0),
-        np.maximum(np.cumsum(waiting)[:count], 0),
-        finished[:count],
-    )
+    return (np.maximum(np.cumsum(running)[:count], 0), np.maximum(np.cumsum(waiting)[:count], 0), finished[:count])

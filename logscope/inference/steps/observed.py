@@ -45,12 +45,7 @@ class Steps:
     def part(self, stop: int) -> Steps:
         """The first `stop` steps."""
         return replace(
-            self,
-            **{
-                name: getattr(self, name)[:stop]
-                for name in self.__dataclass_fields__
-                if name != "used_error"
-            },
+            self, **{name: getattr(self, name)[:stop] for name in self.__dataclass_fields__ if name != "used_error"}
         )
 
     @property
@@ -101,20 +96,12 @@ def read_steps(frame: pl.DataFrame, usable_blocks: int | None) -> Steps:
             & pl.col("context_tokens").is_between(0, _MOST_TOKENS)
             & pl.col("generation_tokens").is_between(0, _MOST_TOKENS)
         )
-        .filter(
-            ~pl.col("dummy").fill_null(False)
-            & (pl.col("context_requests") + pl.col("generation_requests") > 0)
-        )
+        .filter(~pl.col("dummy").fill_null(False) & (pl.col("context_requests") + pl.col("generation_requests") > 0))
         .sort("order")
     )
     column = {
         name: frame[name].cast(pl.Int64).to_numpy().astype(np.int64)
-        for name in (
-            "context_requests",
-            "context_tokens",
-            "generation_requests",
-            "generation_tokens",
-        )
+        for name in ("context_requests", "context_tokens", "generation_requests", "generation_tokens")
     }
     elapsed = frame["elapsed_ms"].to_numpy().astype(np.float64) / 1e3
     number = frame["iteration"].to_numpy().astype(np.int64)

@@ -94,9 +94,7 @@ _MARGIN = 0.03  # of the count; the bounds allow for this even where every step 
 _FLIP = 2.0  # of cost, by which other rules than the log's must be better
 _BADLY = 6.0  # of cost a request: the rules explain nothing any more
 _ENOUGH = 150  # changes in the steps by which the rules are chosen
-_OFTEN = (
-    5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
-)
+_OFTEN = 5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
 # accounts that are followed at a time: so many changes times accounts, and bounds
 _WORK, _FEWEST, _MOST = 24_000, 3, 12
 _FAIR = 0.5
@@ -309,9 +307,7 @@ def _placed(found: Track, arrivals: Arrivals, steps: Steps, stats: pl.DataFrame 
     return guessed(arrivals, steps, admitted, evicted_waiting(found, len(steps)), stats)
 
 
-def _bounds(
-    found: Track, count: int, explained: float, certain_ends: bool
-) -> tuple[float, float, float]:
+def _bounds(found: Track, count: int, explained: float, certain_ends: bool) -> tuple[float, float, float]:
     """Low, value, high: what other accounts say, what missing lines may hide, and a margin.
 
     The margin grows with what the rules do not explain, and where nothing foretells when requests end.
@@ -328,8 +324,7 @@ def _timeline(times: list[datetime]) -> tuple[Stretch, ...]:
     """Windows of ten whole seconds in which somebody was evicted."""
     counts = Counter(int(_seconds(t) // _WINDOW_S) for t in times)
     return tuple(
-        Stretch(_naive(w * _WINDOW_S), _naive((w + 1) * _WINDOW_S), float(n))
-        for w, n in sorted(counts.items())
+        Stretch(_naive(w * _WINDOW_S), _naive((w + 1) * _WINDOW_S), float(n)) for w, n in sorted(counts.items())
     )
 
 
@@ -388,9 +383,7 @@ def _sample(story: Story, hits: int, config: EngineConfig) -> Workload:
     stalls = [_stall(story, int(k)) for k in np.flatnonzero(stalled)]
     # whole blocks, as the cache holds nothing else
     head = hits // config.block_size * config.block_size
-    requests = sorted(
-        (_sharing(r.request, head) for r in story.records), key=lambda r: (r.arrival_s, str(r.id))
-    )
+    requests = sorted((_sharing(r.request, head) for r in story.records), key=lambda r: (r.arrival_s, str(r.id)))
     return Workload(tuple(requests), story.calibration.model, ends, tuple(speeds), tuple(stalls))
 
 

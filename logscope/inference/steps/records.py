@@ -84,19 +84,11 @@ def tell(
     begin = np.round((steps.start - epoch) * 1e9).astype(np.int64)
     begin[1:] = np.where(idle[1:], np.maximum(begin[1:], end[:-1]), end[:-1])
     begin = np.minimum(begin, end)
-    between = (
-        float(np.mean((end - begin)[~idle] / 1e9 - steps.elapsed[~idle])) if (~idle).any() else 0.0
-    )
+    between = float(np.mean((end - begin)[~idle] / 1e9 - steps.elapsed[~idle])) if (~idle).any() else 0.0
     calibration = calibrate(
-        steps.elapsed,
-        load.prefill.astype(float),
-        load.decodes.astype(float),
-        load.kv_tokens,
-        max(between, 0.0),
+        steps.elapsed, load.prefill.astype(float), load.decodes.astype(float), load.kv_tokens, max(between, 0.0)
     )
-    writer = _Writer(
-        track, steps, arrivals, rules, prompts, cached, load, calibration, begin, end, epoch
-    )
+    writer = _Writer(track, steps, arrivals, rules, prompts, cached, load, calibration, begin, end, epoch)
     records = writer.records()
     running, waiting, finished = queues_of(track, arrivals, len(steps))
     log = _step_log(writer, running, waiting, finished, rules)
@@ -139,9 +131,7 @@ class _Writer:
         usual = np.round(predicted * 1e9).astype(np.int64)
         self.stall = np.where(stalled_steps(begin, end, predicted), end - begin - usual, 0)
         length = end - begin - self.stall
-        per_token = (
-            calibration.model.per_prefill + calibration.model.per_prefill_squared * load.prefill
-        )
+        per_token = calibration.model.per_prefill + calibration.model.per_prefill_squared * load.prefill
         self.per_token = per_token * length / np.maximum(predicted, 1e-9)
         disturbed = np.minimum(self.per_token * load.prefill, length)
         self.disturbed = np.concatenate([[0], np.cumsum(np.round(disturbed).astype(np.int64))])
@@ -221,9 +211,7 @@ class _Writer:
 
     def _record(self, history: History, prompt: int) -> RequestRecord:
         first = history.spans[0].first
-        arrival = min(
-            round((self.arrivals.time[history.request] - self.epoch) * 1e9), int(self.begin[first])
-        )
+        arrival = min(round((self.arrivals.time[history.request] - self.epoch) * 1e9), int(self.begin[first]))
         outputs = max(history.outputs, 1)
         if history.finished is None:
             outputs = max(outputs, int(self.arrivals.limit[history.request]))
@@ -301,9 +289,7 @@ def stalled_steps(begin: Ints, end: Ints, predicted: Floats) -> npt.NDArray[np.b
     return np.asarray(off > np.maximum(1.0, 4.0 * predicted))
 
 
-def _step_log(
-    writer: _Writer, running: Ints, waiting: Ints, finished: Ints, rules: Rules
-) -> StepLog:
+def _step_log(writer: _Writer, running: Ints, waiting: Ints, finished: Ints, rules: Rules) -> StepLog:
     steps, load = writer.steps, writer.load
     evicted = np.zeros(len(steps), dtype=np.int64)
     for k, _ in writer.track.evictions:

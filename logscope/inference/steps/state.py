@@ -63,17 +63,7 @@ class Group:
 class State:
     """One hypothesis. `done` is a chain of (history number, history, the chain before); `cost` grows with what goes against the rules."""
 
-    __slots__ = (
-        "cost",
-        "done",
-        "evictions",
-        "groups",
-        "next_new",
-        "numbers",
-        "running",
-        "taken",
-        "waiting",
-    )
+    __slots__ = ("cost", "done", "evictions", "groups", "next_new", "numbers", "running", "taken", "waiting")
 
     def __init__(self) -> None:
         self.running: list[Live] = []
@@ -99,10 +89,7 @@ class State:
     def signature(self) -> tuple[Any, ...]:
         """Equal for states that will go on alike."""
         return (
-            tuple(
-                (r.request, r.number if r.request < 0 else 0, r.out - r.mark, r.phase)
-                for r in self.running
-            ),
+            tuple((r.request, r.number if r.request < 0 else 0, r.out - r.mark, r.phase) for r in self.running),
             tuple((r.request, r.out) for r in self.waiting),
             self.next_new,
         )
@@ -123,10 +110,7 @@ class State:
         if live.known is None and live.group >= 0:
             group = self.groups[live.group]
             self.groups[live.group] = replace(
-                group,
-                known_tokens=group.known_tokens + prompt,
-                known=group.known + 1,
-                rough=group.rough or not exact,
+                group, known_tokens=group.known_tokens + prompt, known=group.known + 1, rough=group.rough or not exact
             )
         return replace(live, known=prompt)
 
@@ -156,21 +140,15 @@ class State:
                 total = replace(total, tokens=total.tokens + live.tokens, members=total.members + 1)
             self.running[i] = replace(live, group=number, tokens=0)
         if len(groups) > 1:
-            self.running = [
-                replace(r, group=number) if r.group in groups else r for r in self.running
-            ]
-            self.waiting = [
-                replace(r, group=number) if r.group in groups else r for r in self.waiting
-            ]
+            self.running = [replace(r, group=number) if r.group in groups else r for r in self.running]
+            self.waiting = [replace(r, group=number) if r.group in groups else r for r in self.waiting]
             for other in groups[1:]:
                 self.groups[other] = total
         self.groups[number] = total
 
     # -- who a request is, where the order of admission does not tell ------------------------------------
 
-    def match(
-        self, live: Live, step: int, by_limit: dict[int, list[int]], position: list[int]
-    ) -> int | None:
+    def match(self, live: Live, step: int, by_limit: dict[int, list[int]], position: list[int]) -> int | None:
         """The first request not taken yet that ends after so many tokens and had come before this one was admitted."""
         admitted = live.spans[0].first if live.spans else live.start
         outputs = live.outputs(step) if live.phase == "decode" else live.out + 1
@@ -220,9 +198,7 @@ class State:
             spans = (*spans, Span(live.phase, live.start, k - 1))
             if live.phase == "prefill":
                 prompt, _ = self.prompt(live)
-                if (
-                    live.group >= 0
-                ):  # the budget cut it: half a mean prompt is taken out of the group
+                if live.group >= 0:  # the budget cut it: half a mean prompt is taken out of the group
                     prompt /= 2
                     live = self.learn(live, round(prompt))
                 redone, tokens, group = redone + prompt, 0, -1
@@ -255,15 +231,11 @@ class State:
             spans = live.spans
             if live.phase == "decode" and last >= live.start:
                 spans = (*spans, Span("decode", live.start, last))
-            finished = (
-                last if live.limit and outputs >= live.limit and live.phase == "decode" else None
-            )
+            finished = last if live.limit and outputs >= live.limit and live.phase == "decode" else None
             self._end(live, spans, finished, outputs, False)
         self.running, self.waiting = [], []
 
-    def _end(
-        self, live: Live, spans: tuple[Span, ...], finished: int | None, outputs: int, aborted: bool
-    ) -> None:
+    def _end(self, live: Live, spans: tuple[Span, ...], finished: int | None, outputs: int, aborted: bool) -> None:
         self.done = ((live, spans, finished, outputs, aborted), self.done)
 
     def histories(self) -> tuple[History, ...]:

@@ -29,9 +29,7 @@ _MISSED = 8  # requests that may have come and gone while lines are missing
 _NEARLY = 3.0  # of cost, within which it counts for the bounds
 
 
-def track(
-    steps: Steps, arrivals: Arrivals, rules: Rules, seed: int = 0, kept: int = _KEPT
-) -> Track:
+def track(steps: Steps, arrivals: Arrivals, rules: Rules, seed: int = 0, kept: int = _KEPT) -> Track:
     """Follow the steps; the histories stand in the order of admission."""
     if not len(steps):
         return Track(())
@@ -39,9 +37,7 @@ def track(
 
 
 class _Search:
-    def __init__(
-        self, steps: Steps, arrivals: Arrivals, rules: Rules, seed: int, kept: int
-    ) -> None:
+    def __init__(self, steps: Steps, arrivals: Arrivals, rules: Rules, seed: int, kept: int) -> None:
         self.accounts = Accounts(steps, arrivals, rules)
         self.arrivals, self.rules, self.kept = arrivals, rules, kept
         self.count = len(steps)
@@ -69,11 +65,7 @@ class _Search:
         if self.rules.priority:
             histories = _named(histories, range(self.arrivals.before, len(self.limit)))
         return Track(
-            histories=histories,
-            cost=best.cost,
-            low=min(near),
-            high=max(near),
-            blind_steps=sum(self.accounts.lost),
+            histories=histories, cost=best.cost, low=min(near), high=max(near), blind_steps=sum(self.accounts.lost)
         )
 
     def _eventful(self) -> Iterator[int]:
@@ -195,9 +187,7 @@ class _Search:
             live = state.running[-1]
             out = live.out + max(1, round(view.lost[k] * (lacking - i) / (lacking + 1)))
             # when it began is not known, so neither is when it reaches its limit
-            state.running[-1] = replace(
-                live, phase="decode", out=out, mark=k - 1, limit=0, exact=False
-            )
+            state.running[-1] = replace(live, phase="decode", out=out, mark=k - 1, limit=0, exact=False)
         for _ in range(view.c[k]):
             self._admit(state, k)
         self._share(state, k)
@@ -208,9 +198,7 @@ class _Search:
         for place in account.complete:
             state.complete(place, k - 1)
         lifted = {state.running[p].number for p in account.lifted}
-        state.running = [
-            replace(r, limit=0, exact=False) if r.number in lifted else r for r in state.running
-        ]
+        state.running = [replace(r, limit=0, exact=False) if r.number in lifted else r for r in state.running]
         ended = [(place, k - 1) for place in account.finished]
         ended += [(place, account.left_at) for place in self._leavers(state, account)]
         if len(ended) == 1 and not account.anybody:
@@ -245,11 +233,7 @@ class _Search:
         if not account.anybody:
             return account.leavers
         taken = {*account.finished, *account.leavers, *account.evicted}
-        able = [
-            i
-            for i, r in enumerate(state.running)
-            if r.phase == "decode" and i not in taken and not r.exact
-        ]
+        able = [i for i, r in enumerate(state.running) if r.phase == "decode" and i not in taken and not r.exact]
         able = able or [i for i in range(len(state.running)) if i not in taken]
         some = self.draw.sample(able, min(account.anybody, len(able)))
         return (*account.leavers, *some)
@@ -299,9 +283,7 @@ class _Search:
             for i in resumed:
                 live = state.running[i]
                 if alone and live.start == k and self._whole(k) and not state.prompt(live)[1]:
-                    state.running[i] = live = state.learn(
-                        live, max(1, tokens - live.out), exact=True
-                    )
+                    state.running[i] = live = state.learn(live, max(1, tokens - live.out), exact=True)
                 prompt, sure = state.prompt(live)
                 tokens -= round(prompt) + live.out
                 rough |= not sure or self.rules.caching
@@ -333,6 +315,4 @@ class _Search:
 def _named(histories: Sequence[History], requests: Sequence[int]) -> tuple[History, ...]:
     """Requests in order of arrival for the histories in order of admission: a mean wait is right in any order, and this spreads least."""
     left = iter(requests)
-    return tuple(
-        h if h.before_log or not h.spans else replace(h, request=next(left, -1)) for h in histories
-    )
+    return tuple(h if h.before_log or not h.spans else replace(h, request=next(left, -1)) for h in histories)

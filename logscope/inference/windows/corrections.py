@@ -22,9 +22,7 @@ __all__ = ["Corrections", "Draft", "Ids"]
 
 Ids = npt.NDArray[np.int64]
 _IN_TIME = 0.05  # of the tokens of those that ended, how many would be missing at another speed
-_ORDINARY = (
-    2.0  # spreads that a prompt may be longer than the mean without being out of the ordinary
-)
+_ORDINARY = 2.0  # spreads that a prompt may be longer than the mean without being out of the ordinary
 _LONGEST_STEP = 8.0  # seconds that a long prompt may have been under way when a window ends
 
 
@@ -106,9 +104,7 @@ class Corrections:
         draft.speed = min(max(speed, belief[0] - limit), belief[0] + limit)
         return True
 
-    def _told_by_outputs(
-        self, window: Window, draft: Draft, engine: SketchReplay, speed_sd: float
-    ) -> float:
+    def _told_by_outputs(self, window: Window, draft: Draft, engine: SketchReplay, speed_sd: float) -> float:
         """How much of a surplus of generated tokens is due to the outputs' lengths rather than to the speed, 0..1.
 
         By how far either may move the sum: while nobody waits, most requests end whatever the speed, and the tokens are as many
@@ -156,9 +152,7 @@ class Corrections:
         draft.tried = []
         return True
 
-    def _stall(
-        self, particle: Particle, window: Window, draft: Draft, generated: float, wanted: float
-    ) -> None:
+    def _stall(self, particle: Particle, window: Window, draft: Draft, generated: float, wanted: float) -> None:
         """Explain far too few tokens by one step that lasted: the very first (warm-up), or the one after the last token."""
         seconds = window.end - window.start
         chance = float(self.rng.random())
@@ -180,9 +174,7 @@ class Corrections:
         draft.stall_end = min(max(moved, window.start), window.end - 0.05)
         return True
 
-    def _correct_prompts(
-        self, window: Window, draft: Draft, engine: SketchReplay, credited: float
-    ) -> bool:
+    def _correct_prompts(self, window: Window, draft: Draft, engine: SketchReplay, credited: float) -> bool:
         wanted = window.prompt_tokens
         if wanted is None or abs(credited - wanted) <= 2:
             return False
@@ -190,11 +182,7 @@ class Corrections:
         rest.update(r.id for r in engine.in_prefill())
         rest.update(r.id for r in engine.refused())
         inside = np.array(
-            [
-                i
-                for i, request in enumerate(draft.untouched)
-                if draft.here[i] and int(request) not in rest
-            ],
+            [i for i, request in enumerate(draft.untouched) if draft.here[i] and int(request) not in rest],
             dtype=np.int64,
         )
         if not len(inside):
@@ -220,13 +208,7 @@ class Corrections:
         draft.here[self.rng.choice(movable, count, replace=False)] = surplus < 0
         return True
 
-    def _correct_outputs(
-        self,
-        window: Window,
-        draft: Draft,
-        redraws: dict[int, int],
-        engine: SketchReplay,
-    ) -> bool:
+    def _correct_outputs(self, window: Window, draft: Draft, redraws: dict[int, int], engine: SketchReplay) -> bool:
         """Shorten or lengthen what is left of latent outputs until as many finish as must have."""
         present = window.running + window.waiting
         surplus = engine.shown_running + engine.shown_waiting - present

@@ -13,14 +13,7 @@ from logscope.inference.effort import Spread, in_turn
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
 from logscope.inference.windows.observations import Observations, observe
-from logscope.inference.windows.particles import (
-    Carried,
-    Particle,
-    Plan,
-    WindowFit,
-    carried,
-    unpacked,
-)
+from logscope.inference.windows.particles import Carried, Particle, Plan, WindowFit, carried, unpacked
 from logscope.inference.windows.portion import with_inherited, worst_span
 from logscope.inference.windows.posterior import (
     Counts,
@@ -154,12 +147,7 @@ def infer(
         particles += unpacked(sent)
         fits.append(fit)
         report.done(plans[len(fits)].particles)
-    plain = replace(
-        config,
-        policy="fcfs",
-        async_scheduling=False,
-        enable_prefix_caching=lengths.sharing.groups > 0,
-    )
+    plain = replace(config, policy="fcfs", async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0)
     chosen = _some(particles, _replays(seen, plain))
     workloads = tuple(w for p in chosen if (w := _workload(seen, p, plain)).requests)
     if not workloads:
@@ -258,9 +246,7 @@ class _Pass:
         """The particles and fits of a pass; its number and the seed are all that its chance comes from."""
         number, plan = numbered
         rng = np.random.default_rng([self.seed, number])
-        filtering = ParticleFilter(
-            self.seen, self.rules, self.lengths, self.cost, plan, rng, self.share
-        )
+        filtering = ParticleFilter(self.seen, self.rules, self.lengths, self.cost, plan, rng, self.share)
         return carried(filtering.run()), filtering.fits
 
 
@@ -330,9 +316,7 @@ def _workload(seen: Observations, particle: Particle, config: EngineConfig) -> W
             prompt_tokens=min(r.prompt, config.max_model_len - 1),
             output_tokens=r.limit,
             arrival_s=r.arrival,
-            prompt=((f"head{r.group}", r.shared), (f"own{r.id}", r.prompt - r.shared))
-            if r.group >= 0
-            else None,
+            prompt=((f"head{r.group}", r.shared), (f"own{r.id}", r.prompt - r.shared)) if r.group >= 0 else None,
         )
         for r in requests
     )

@@ -15,15 +15,7 @@ import numpy as np
 from logscope.inference.windows.corrections import Corrections, Draft, Ids
 from logscope.inference.windows.lengths import LengthModel
 from logscope.inference.windows.observations import Observations, Window
-from logscope.inference.windows.particles import (
-    Node,
-    Particle,
-    Plan,
-    WindowFit,
-    log_likelihood,
-    tempering,
-    with_owed,
-)
+from logscope.inference.windows.particles import Node, Particle, Plan, WindowFit, log_likelihood, tempering, with_owed
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import Lengths, SketchRules
 from reference_engine.sketch.step_cost import CostFit, Floats
@@ -82,9 +74,7 @@ class ParticleFilter:
         count = len(self.seen.windows)
         for k, window in enumerate(self.seen.windows):
             proposed = [
-                self._propose(particle, k, window)
-                for particle in particles
-                for _ in range(self.plan.proposals)
+                self._propose(particle, k, window) for particle in particles for _ in range(self.plan.proposals)
             ]
             particles = self._select(proposed, k)
             if progress is not None:
@@ -148,15 +138,7 @@ class ParticleFilter:
                 best = self._outcome(particle, k, draft, engine, log_weight)
             turn += 1
             if turn < rounds and not self.corrections.correct(
-                particle,
-                window,
-                draft,
-                redraws,
-                belief,
-                engine,
-                generated,
-                credited,
-                self._after_a_hole(k),
+                particle, window, draft, redraws, belief, engine, generated, credited, self._after_a_hole(k)
             ):
                 break
             if draft.stall_end is not None:
@@ -169,13 +151,7 @@ class ParticleFilter:
         return best
 
     def _look(
-        self,
-        particle: Particle,
-        k: int,
-        window: Window,
-        draft: Draft,
-        redraws: dict[int, int],
-        best: Particle,
+        self, particle: Particle, k: int, window: Window, draft: Draft, redraws: dict[int, int], best: Particle
     ) -> float:
         """How much a speed that is a tenth lower would change the line."""
         before = draft.speed
@@ -203,9 +179,7 @@ class ParticleFilter:
         spread = self.plan.speed_sd if before is None or before >= 20 else 2.5 * self.plan.speed_sd
         return _MEMORY * particle.speed, spread
 
-    def _draft(
-        self, particle: Particle, k: int, window: Window, belief: tuple[float, float]
-    ) -> Draft:
+    def _draft(self, particle: Particle, k: int, window: Window, belief: tuple[float, float]) -> Draft:
         """First guess: lengths that sum up to what was credited, for as many requests as must have been admitted."""
         engine = particle.engine
         queued = [r.id for r in engine.unstarted()]
@@ -247,9 +221,7 @@ class ParticleFilter:
             speed=belief[0] + belief[1] * float(self.rng.standard_normal()),
         )
         if particle.stalled:
-            draft.stall_end = window.start + float(self.rng.random()) * 0.9 * (
-                window.end - window.start
-            )
+            draft.stall_end = window.start + float(self.rng.random()) * 0.9 * (window.end - window.start)
             if not window.generated_tokens:
                 draft.stall_end = window.end + float(self.rng.random()) * 5.0
         return draft
@@ -282,9 +254,7 @@ class ParticleFilter:
             if output
         }
 
-    def _live(
-        self, particle: Particle, k: int, window: Window, draft: Draft, redraws: dict[int, int]
-    ) -> SketchReplay:
+    def _live(self, particle: Particle, k: int, window: Window, draft: Draft, redraws: dict[int, int]) -> SketchReplay:
         """Fork the particle's engine and let it live through the window as drafted."""
         engine = particle.engine.fork()
         sharing = self.lengths.sharing
@@ -321,9 +291,7 @@ class ParticleFilter:
         """Whether lines are missing before a window, so that nothing is known of a stretch."""
         return k > 0 and self.seen.windows[k].start > self.seen.windows[k - 1].end + 0.5
 
-    def _outcome(
-        self, particle: Particle, k: int, draft: Draft, engine: SketchReplay, log_weight: float
-    ) -> Particle:
+    def _outcome(self, particle: Particle, k: int, draft: Draft, engine: SketchReplay, log_weight: float) -> Particle:
         base = particle.engine
         stalled = draft.stall_end is not None and draft.stall_end > self.seen.windows[k].end
         node = Node(
@@ -357,9 +325,7 @@ class ParticleFilter:
         outputs = self.lengths.draw_outputs(self.rng, tail)
         groups = self.rng.integers(0, max(1, sharing.groups), len(tail))
         for i, at in enumerate(self._times(tail)):
-            lengths = Lengths(
-                int(own[i]) + shared, int(outputs[i]), shared, int(groups[i]) if shared else -1
-            )
+            lengths = Lengths(int(own[i]) + shared, int(outputs[i]), shared, int(groups[i]) if shared else -1)
             engine.add(int(tail[i]), lengths, float(at), self._aborts.get(int(tail[i])))
         speed = _MEMORY * particle.speed
         engine.cost = particle.cost.scaled(math.exp(speed))

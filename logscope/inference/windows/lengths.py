@@ -59,9 +59,7 @@ class LengthModel:
         drawn = np.exp(self.mean_log[who] + self.sd_log[who] * rng.standard_normal(len(who)))
         return self._own(drawn, who)
 
-    def draw_total(
-        self, rng: np.random.Generator, who: npt.NDArray[np.int64], total: float
-    ) -> Floats:
+    def draw_total(self, rng: np.random.Generator, who: npt.NDArray[np.int64], total: float) -> Floats:
         """Own prompt tokens of the requests `who`, given their sum: the likeliest of several draws, then scaled."""
         known = self.prompts[who]
         if not len(who) or (known > 0).all():
@@ -133,9 +131,7 @@ def summing_to(drawn: Floats, known: Floats, total: float, longest: int) -> Floa
     return out
 
 
-def length_model(
-    seen: Observations, longest: int, rules: SketchRules, share: float = 1.0
-) -> LengthModel:
+def length_model(seen: Observations, longest: int, rules: SketchRules, share: float = 1.0) -> LengthModel:
     """Beliefs from the log alone: what it prints, and the windows' sums for the rest.
 
     Args:
@@ -151,14 +147,7 @@ def length_model(
     mean, sd = _prompt_belief(seen, share, sharing, rules.credits_hits)
     means, sds = _by_text(seen, np.full(len(arrivals), mean), np.full(len(arrivals), sd))
     return LengthModel(
-        means,
-        sds,
-        _printed(seen, sharing),
-        outputs,
-        limits,
-        belief,
-        max(1, longest - sharing.tokens),
-        sharing,
+        means, sds, _printed(seen, sharing), outputs, limits, belief, max(1, longest - sharing.tokens), sharing
     )
 
 
@@ -194,9 +183,7 @@ def _admitted(seen: Observations, share: float) -> Floats:
     return np.asarray(np.maximum(share * arrived - waiting, 0.0), dtype=np.float64)
 
 
-def _prompt_belief(
-    seen: Observations, share: float, sharing: Sharing, credits_hits: bool
-) -> tuple[float, float]:
+def _prompt_belief(seen: Observations, share: float, sharing: Sharing, credits_hits: bool) -> tuple[float, float]:
     """Mean and spread of the logarithm: from the mean, and from how the windows' sums scatter about n times it."""
     admitted = np.diff(np.concatenate([[0.0], np.maximum.accumulate(_admitted(seen, share))]))
     sums = np.array([w.prompt_tokens or 0.0 for w in seen.windows])
@@ -224,9 +211,7 @@ def _prompt_belief(
     return math.log(mean) - variance / 2, math.sqrt(variance)
 
 
-def _output_belief(
-    seen: Observations, limits: Floats, engine_share: float
-) -> tuple[Floats, tuple[float, float]]:
+def _output_belief(seen: Observations, limits: Floats, engine_share: float) -> tuple[Floats, tuple[float, float]]:
     """Certain outputs, and the belief for the others.
 
     Where the requests' limits add up to what was generated, every output is its limit.

@@ -63,16 +63,10 @@ def _fit(orders: list[int], known: Sequence[tuple[int, float, float]]) -> list[t
     if hits < _KEEPING * len(inside):
         return []
     base = best
-    return [
-        (order, base + period * i)
-        for i, order in enumerate(orders)
-        if lows[i] <= base + period * i <= highs[i]
-    ]
+    return [(order, base + period * i) for i, order in enumerate(orders) if lows[i] <= base + period * i <= highs[i]]
 
 
-def _limits(
-    orders: list[int], known: Sequence[tuple[int, float, float]]
-) -> tuple[list[float], list[float]]:
+def _limits(orders: list[int], known: Sequence[tuple[int, float, float]]) -> tuple[list[float], list[float]]:
     """For each call: not before the latest start of what stands above it, not after the earliest end below."""
     positions = [k[0] for k in known]
     earliest, latest = [-math.inf], [math.inf]
@@ -90,17 +84,14 @@ def _slope(numbers: Sequence[int], middles: Sequence[float]) -> float:
     count = len(numbers)
     mean_number, mean_middle = sum(numbers) / count, sum(middles) / count
     square = sum((n - mean_number) ** 2 for n in numbers)
-    product = sum(
-        (n - mean_number) * (m - mean_middle) for n, m in zip(numbers, middles, strict=True)
-    )
+    product = sum((n - mean_number) * (m - mean_middle) for n, m in zip(numbers, middles, strict=True))
     return product / square
 
 
 def _base(limits: Sequence[tuple[float, float]]) -> tuple[float, int]:
     """The middle of the stretch that lies within most limits, and within how many."""
     events = sorted(
-        [*((low, 1) for low, _ in limits), *((high, -1) for _, high in limits)],
-        key=lambda e: (e[0], -e[1]),
+        [*((low, 1) for low, _ in limits), *((high, -1) for _, high in limits)], key=lambda e: (e[0], -e[1])
     )
     depth = most = 0
     best = (0.0, 0.0)
@@ -277,9 +268,7 @@ def _sides(stats: Sequence[Row], others: Sequence[Row]) -> list[tuple[int, int]]
     return sides
 
 
-def _phase(
-    seconds: Sequence[float], period: float, sides: Sequence[tuple[int, int]]
-) -> tuple[float | None, float]:
+def _phase(seconds: Sequence[float], period: float, sides: Sequence[tuple[int, int]]) -> tuple[float | None, float]:
     """The base of the beat and its exact period, which let the most lines print their second (stamps are cut: +0 .. +1).
 
     Among those the likeliest by what stands before and after each line within its second. None where too few lines
@@ -325,9 +314,7 @@ def _rising(anchors: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return out
 
 
-def _with_ticks(
-    anchors: list[tuple[int, float]], probes: Sequence[Row], period: float
-) -> list[tuple[int, float]]:
+def _with_ticks(anchors: list[tuple[int, float]], probes: Sequence[Row], period: float) -> list[tuple[int, float]]:
     """Add the probes of the steadiest path as ticks between statistics lines, where each full window has about as many."""
     orders = [o for o, _ in anchors]
     best: tuple[float, list[int]] | None = None

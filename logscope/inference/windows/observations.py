@@ -20,14 +20,7 @@ __all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe"]
 
 Row = dict[str, Any]
 
-ENDPOINTS = (
-    "completions",
-    "responses",
-    "generate",
-    "messages",
-    "invocations",
-    "transcriptions",
-)
+ENDPOINTS = ("completions", "responses", "generate", "messages", "invocations", "transcriptions")
 
 
 _SHORTEST = 4.0  # seconds of a window; shorter ones hold too few steps to tell anything
@@ -102,11 +95,7 @@ def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Obse
     windows = _merged(_windows(stats, clock))
     marks = [clock.mark(row) for row in rows]
     arrivals = _in_order(
-        [
-            _arrival(row, mark)
-            for row, mark in zip(rows, marks, strict=True)
-            for _ in range(_copies(row))
-        ]
+        [_arrival(row, mark) for row, mark in zip(rows, marks, strict=True) for _ in range(_copies(row))]
     )
     if level == "statistics":
         arrivals = _if_answered_whole(arrivals, windows)
@@ -139,9 +128,7 @@ _REQUEST = (
 _ACCESS = ("method", "path", "status")
 
 
-def _rows(
-    frame: pl.DataFrame | None, columns: Sequence[str], variants: Sequence[str] = ()
-) -> list[Row]:
+def _rows(frame: pl.DataFrame | None, columns: Sequence[str], variants: Sequence[str] = ()) -> list[Row]:
     """Rows in the order of the log; only what is needed, as a day's log has hundreds of thousands."""
     if frame is None:
         return []
@@ -151,11 +138,7 @@ def _rows(
 
 
 def _stats_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
-    rows = [
-        row
-        for row in _rows(frames.get("stats"), _STATS)
-        if row["running"] is not None and row["at"] is not None
-    ]
+    rows = [row for row in _rows(frames.get("stats"), _STATS) if row["running"] is not None and row["at"] is not None]
     return [row for row in rows if not row["aggregated"]] or rows
 
 
@@ -181,9 +164,7 @@ def _access_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
 
 def _probe_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
     """Health checks and scrapes: where they are regular, they are a clock."""
-    return [
-        row for row in _rows(frames.get("http"), _ACCESS, ("access",)) if row["method"] == "GET"
-    ]
+    return [row for row in _rows(frames.get("http"), _ACCESS, ("access",)) if row["method"] == "GET"]
 
 
 def _copies(row: Row) -> int:
@@ -222,11 +203,7 @@ def _merged(windows: list[Window]) -> list[Window]:
     out: list[Window] = []
     for window in windows:
         last = out[-1] if out else None
-        if (
-            last is not None
-            and last.end - last.start < _SHORTEST - 0.1
-            and window.start - last.end < 0.5
-        ):
+        if last is not None and last.end - last.start < _SHORTEST - 0.1 and window.start - last.end < 0.5:
             out[-1] = replace(
                 window,
                 start=last.start,
@@ -296,9 +273,7 @@ def _if_answered_whole(arrivals: list[Arrival], windows: Sequence[Window]) -> li
     return out
 
 
-def _with_aborts(
-    arrivals: list[Arrival], frames: Mapping[str, pl.DataFrame], clock: LogClock
-) -> list[Arrival]:
+def _with_aborts(arrivals: list[Arrival], frames: Mapping[str, pl.DataFrame], clock: LogClock) -> list[Arrival]:
     """Note when a client went away; ids of the engine carry a suffix that the front end's lack."""
     times: dict[str, float] = {}
     for row in _rows(frames.get("request"), _REQUEST, ("aborted", "req_aborted")):

@@ -143,8 +143,7 @@ def unpacked(sent: Carried) -> list[Particle]:
     for node, parent in zip(sent.nodes, sent.parents, strict=True):
         node.parent = sent.nodes[parent] if parent >= 0 else None
     return [
-        replace(p, node=sent.nodes[end] if end >= 0 else None)
-        for p, end in zip(sent.particles, sent.ends, strict=True)
+        replace(p, node=sent.nodes[end] if end >= 0 else None) for p, end in zip(sent.particles, sent.ends, strict=True)
     ]
 
 
@@ -157,9 +156,7 @@ def with_owed(window: Window, owed: float) -> Window:
     return replace(window, generated_tokens=max(0.0, generated + min(max(0.7 * owed, -most), most)))
 
 
-def log_likelihood(
-    window: Window, engine: SketchReplay, generated: float, credited: float
-) -> float:
+def log_likelihood(window: Window, engine: SketchReplay, generated: float, credited: float) -> float:
     """How well a window's line is met. The spreads are what one step more or less would change."""
     total = count_misfit(window.running, engine.shown_running, 0.03)
     total += count_misfit(window.waiting, engine.shown_waiting, 0.04)

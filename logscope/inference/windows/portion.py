@@ -38,18 +38,13 @@ def with_inherited(seen: Observations, present: int | None = None) -> Observatio
         return seen
     start = max(0.0, windows[0].start)
     old = tuple(Arrival(start, start) for _ in range(present))
-    arrivals = tuple(
-        a if a.low >= start else replace(a, low=start, high=max(a.high, start))
-        for a in seen.arrivals
-    )
+    arrivals = tuple(a if a.low >= start else replace(a, low=start, high=max(a.high, start)) for a in seen.arrivals)
     # their prompts were counted before, or will be seen as counted: the first sum says nothing
     first = replace(windows[0], prompt_tokens=None)
     return replace(seen, windows=(first, *windows[1:]), arrivals=(*old, *arrivals))
 
 
-def worst_span(
-    seen: Observations, most_arrivals: int, most_windows: int
-) -> tuple[Observations, float]:
+def worst_span(seen: Observations, most_arrivals: int, most_windows: int) -> tuple[Observations, float]:
     """The stretch with the most pressed windows that keeps within the limits, and its share of all pressed windows.
 
     The whole log (share 1) where that is within the limits.
@@ -63,9 +58,7 @@ def worst_span(
     first, total = 0, 0.0
     for last in range(len(windows)):
         total += scores[last]
-        while first < last and (
-            last - first >= most_windows or positions[last + 1] - positions[first] > most_arrivals
-        ):
+        while first < last and (last - first >= most_windows or positions[last + 1] - positions[first] > most_arrivals):
             total -= scores[first]
             first += 1
         if total > best:

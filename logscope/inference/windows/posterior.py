@@ -61,9 +61,7 @@ class Ledgers:
     typical_s: dict[str, float]
 
 
-def count_preemptions(
-    seen: Observations, particles: Sequence[Particle], widest: float, covered: float = 1.0
-) -> Counts:
+def count_preemptions(seen: Observations, particles: Sequence[Particle], widest: float, covered: float = 1.0) -> Counts:
     """Count over all particles.
 
     Args:
@@ -88,13 +86,7 @@ def count_preemptions(
         # what was not looked at may be quite different
         low, high = low * (0.5 + 0.5 * covered), high * (1.5 - 0.5 * covered)
     recomputed = float(np.mean([p.engine.recomputed for p in particles])) / covered
-    return Counts(
-        float(round(low)),
-        float(round(value)),
-        float(round(high)),
-        recomputed,
-        _timeline(seen, particles),
-    )
+    return Counts(float(round(low)), float(round(value)), float(round(high)), recomputed, _timeline(seen, particles))
 
 
 def _timeline(seen: Observations, particles: Sequence[Particle]) -> tuple[Stretch, ...]:
@@ -107,11 +99,7 @@ def _timeline(seen: Observations, particles: Sequence[Particle]) -> tuple[Stretc
                 key = int(at // _BIN_S)
                 bins[key] = bins.get(key, 0.0) + share
     return tuple(
-        Stretch(
-            seen.epoch + timedelta(seconds=key * _BIN_S),
-            seen.epoch + timedelta(seconds=(key + 1) * _BIN_S),
-            value,
-        )
+        Stretch(seen.epoch + timedelta(seconds=key * _BIN_S), seen.epoch + timedelta(seconds=(key + 1) * _BIN_S), value)
         for key, value in sorted(bins.items())
         if value >= 0.05
     )
@@ -141,9 +129,7 @@ def latencies(
     }
 
 
-def percentiles_of_many(
-    samples: Sequence[Sequence[float]], pooled: bool
-) -> dict[str, float | None]:
+def percentiles_of_many(samples: Sequence[Sequence[float]], pooled: bool) -> dict[str, float | None]:
     """p50, p90, p99 over several samples of one thing, None without any.
 
     The median of the samples' own percentiles; or `pooled`, where each sample drew its lengths anew: a single one then
@@ -177,9 +163,7 @@ def ledgers(replayed: Sequence[Replayed]) -> Ledgers:
         if not done:
             continue
         table = np.array([r.ledger for r in done], dtype=np.float64) / 1e9
-        delay = (
-            table.sum(axis=1) - table[:, LABELS.index("prefill")] - table[:, LABELS.index("decode")]
-        )
+        delay = table.sum(axis=1) - table[:, LABELS.index("prefill")] - table[:, LABELS.index("decode")]
         p40, p50, p60, p95 = np.percentile(delay, (40, 50, 60, 95))
         totals.append(table.sum(axis=0))
         slow.append(table[delay >= min(p95, delay.max())].mean(axis=0))
@@ -200,18 +184,14 @@ def fit_of(seen: Observations, passes: Sequence[Sequence[WindowFit]]) -> dict[st
     """1 - mean absolute error over mean observed, for each observed series, the mean of all passes being compared."""
 
     def told(name: str) -> list[float]:
-        return [
-            float(np.mean([getattr(f, name) for f in fits])) for fits in zip(*passes, strict=True)
-        ]
+        return [float(np.mean([getattr(f, name) for f in fits])) for fits in zip(*passes, strict=True)]
 
     windows = seen.windows
     series: Mapping[str, list[tuple[float | None, float]]] = {
         "running": list(zip([w.running for w in windows], told("running"), strict=True)),
         "waiting": list(zip([w.waiting for w in windows], told("waiting"), strict=True)),
         "kv_usage": list(zip([w.kv_usage for w in windows], told("kv_usage"), strict=True)),
-        "generation": list(
-            zip([w.generated_tokens for w in windows], told("generated"), strict=True)
-        ),
+        "generation": list(zip([w.generated_tokens for w in windows], told("generated"), strict=True)),
     }
     return {name: _fit(pairs) for name, pairs in series.items()}
 

@@ -8,12 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from logscope.inference.windows.posterior import (
-    Ledgers,
-    gap_percentiles,
-    ledgers,
-    percentiles_of_many,
-)
+from logscope.inference.windows.posterior import Ledgers, gap_percentiles, ledgers, percentiles_of_many
 from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
 from reference_engine.model.config import EngineConfig
 from reference_engine.replay.results import summarise
@@ -69,9 +64,7 @@ def predict_workloads(
     """
     return summarise_replays(
         [
-            replay_workload(
-                workload, config, arrival_scale=arrival_scale, replicas=replicas, factors=factors
-            )
+            replay_workload(workload, config, arrival_scale=arrival_scale, replicas=replicas, factors=factors)
             for workload in workloads
         ],
         pooled,

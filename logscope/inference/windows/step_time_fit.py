@@ -19,12 +19,7 @@ __all__ = ["first_guess", "refit"]
 # spread of that log). Coefficients: 0 base, 1 a prefill token, 2 a decoding request, 3 a KV token read, 4 a square of
 # prefill tokens. A decoded token costs no less than a prefilled one; reading a KV token about a thousandth of it;
 # attention overtakes the rest of a prefill at several thousand tokens.
-_RATIOS = (
-    (1, 0, np.log(1 / 100), 1.1),
-    (2, 1, np.log(1.8), 0.5),
-    (3, 1, np.log(1e-3), 0.8),
-    (4, 1, np.log(7e-5), 1.0),
-)
+_RATIOS = ((1, 0, np.log(1 / 100), 1.1), (2, 1, np.log(1.8), 0.5), (3, 1, np.log(1e-3), 0.8), (4, 1, np.log(7e-5), 1.0))
 # On a CPU a prefill token takes a larger part of the time in which the weights are read once, as there is little
 # arithmetic to spare; models are small there, so that attention over the prompt weighs more.
 _ON_CPU = ((1, 0, np.log(1 / 28), 0.4), *_RATIOS[1:3], (4, 1, np.log(2e-4), 1.0))
@@ -64,15 +59,7 @@ def _concurrency(
         steady = waiting > 0 and window.waiting > 0
         if generated > 0 and (with_steady or not steady):
             length = min(prompt / max(1.0, generated / 100.0), 4000.0)
-            rows.append(
-                [
-                    generated,
-                    prompt * crowd,
-                    generated * crowd,
-                    generated * filled,
-                    prompt * crowd * length,
-                ]
-            )
+            rows.append([generated, prompt * crowd, generated * crowd, generated * filled, prompt * crowd * length])
             times.append(seconds * mean)
             expected = max(generated * each / seconds, 0.2)
             blur = 0.05 * mean if steady else np.sqrt(expected / 2)
@@ -82,11 +69,7 @@ def _concurrency(
 
 
 def refit(
-    particles: Sequence[Particle],
-    seen: Observations,
-    kv_tokens: int,
-    before: CostFit,
-    on_cpu: bool = False,
+    particles: Sequence[Particle], seen: Observations, kv_tokens: int, before: CostFit, on_cpu: bool = False
 ) -> CostFit:
     """Costs from the work which the particles' engines did: in each window, busy time against steps and tokens.
 
@@ -149,9 +132,7 @@ def _fit(work: Floats, times: Floats, spreads: Floats, on_cpu: bool) -> CostFit:
             normal[under, under] += 1 / spread**2
             normal[over, under] -= 1 / spread**2
             normal[under, over] -= 1 / spread**2
-        step = np.linalg.solve(
-            normal + 0.05 * np.diag(np.diag(normal)) + 1e-9 * np.eye(5), gradient
-        )
+        step = np.linalg.solve(normal + 0.05 * np.diag(np.diag(normal)) + 1e-9 * np.eye(5), gradient)
         logs = logs + np.clip(step, -0.7, 0.7)
     misses = np.abs(times - (work * np.exp(logs)).sum(axis=1)) / np.maximum(times, 1e-9)
     weights = 1.0 / spreads**2 * times**2

@@ -84,12 +84,7 @@ _ROWS = 50_000
 _TEXTS_A_FRAME = 10_000
 TEXTS, EXCEPTIONS, TAIL = "_texts", "_exceptions", "tail"
 _TEXT_COLUMNS = {"source": pl.String, "line": pl.Int64, "text": pl.String}
-_EXCEPTION_COLUMNS = {
-    "order": pl.Int64,
-    "server": pl.Int32,
-    "run": pl.Int32,
-    **_TEXT_COLUMNS,
-}
+_EXCEPTION_COLUMNS = {"order": pl.Int64, "server": pl.Int32, "run": pl.Int32, **_TEXT_COLUMNS}
 
 Frames = dict[str, pl.DataFrame]
 
@@ -108,9 +103,7 @@ class _Collected:
         if event.family == "exception":
             order = self.builder.order
             self.builder.go_on_from(order + 1)
-            self._exceptions.append(
-                (order, event.server, event.run, event.source, event.line, event.text)
-            )
+            self._exceptions.append((order, event.server, event.run, event.source, event.line, event.text))
             return
         self.builder.add(event)
         if event.family in EVIDENCE_FAMILIES and event.text:
@@ -128,9 +121,7 @@ class _Collected:
         if self._texts or self._done:
             found[TEXTS] = pl.concat([*self._done, self._text_frame()])
         if self._exceptions:
-            found[EXCEPTIONS] = pl.DataFrame(
-                self._exceptions, schema=_EXCEPTION_COLUMNS, orient="row"
-            )
+            found[EXCEPTIONS] = pl.DataFrame(self._exceptions, schema=_EXCEPTION_COLUMNS, orient="row")
         return found
 
     def _text_frame(self) -> pl.DataFrame:
@@ -177,18 +168,11 @@ class _Collector:
         """Tell the memory how far it went."""
         builder = self.settled.builder
         self.memory.order = builder.order
-        self.memory.last = [
-            [server, name, us] for (server, name), us in builder.last_times().items()
-        ]
+        self.memory.last = [[server, name, us] for (server, name), us in builder.last_times().items()]
 
 
 def read_with_state(
-    folder: Path,
-    sources: Sequence[Any],
-    span: Span,
-    *,
-    year: int | None = None,
-    wanted: Wanted = "replay",
+    folder: Path, sources: Sequence[Any], span: Span, *, year: int | None = None, wanted: Wanted = "replay"
 ) -> LogFrames:
     """Read what is new since the last run with this `folder`, and give the frames of everything that was read so far.
 
@@ -201,9 +185,7 @@ def read_with_state(
             collector = _Collector(memory, files)
             news = News()
             keep, bulk = Keep(exceptions=True), collector.bulk
-            for event, entry, standing in read_news(
-                sources, memory, news, year=year, keep=keep, in_bulk=bulk
-            ):
+            for event, entry, standing in read_news(sources, memory, news, year=year, keep=keep, in_bulk=bulk):
                 collector.take(event, entry, standing == SETTLED)
             collector.end()
             written = files.finish()
@@ -227,9 +209,7 @@ def _kept_tails(folder: Path, memory: Memory, present: set[int]) -> Frames:
     return {name: frame for name, frame in kept.items() if frame.height}
 
 
-def _write(
-    folder: Path, memory: Memory, written: Sequence[str], lines: Frames, tail: Frames
-) -> None:
+def _write(folder: Path, memory: Memory, written: Sequence[str], lines: Frames, tail: Frames) -> None:
     """The frames first (those `written` already), then what says that they count, then away with what counts no more."""
     parts = [s for s in memory.segments if not s.startswith(f"{TAIL}.")]
     runs = {s.split(".")[0] for s in parts}
@@ -282,9 +262,7 @@ def _joined(parts: Sequence[Mapping[str, pl.DataFrame]]) -> Frames:
     for part in parts:
         for family, frame in part.items():
             found.setdefault(family, []).append(frame)
-    return {
-        f: p[0] if len(p) == 1 else pl.concat(p, how="diagonal_relaxed") for f, p in found.items()
-    }
+    return {f: p[0] if len(p) == 1 else pl.concat(p, how="diagonal_relaxed") for f, p in found.items()}
 
 
 def _as_one_run(frames: Frames, memory: Memory, news: News) -> LogFrames:
@@ -301,11 +279,7 @@ def _as_one_run(frames: Frames, memory: Memory, news: News) -> LogFrames:
 
 
 def _of_large(
-    frames: Frames,
-    large: Mapping[str, Sequence[Path]],
-    memory: Memory,
-    news: News,
-    wanted: Wanted,
+    frames: Frames, large: Mapping[str, Sequence[Path]], memory: Memory, news: News, wanted: Wanted
 ) -> LogFrames:
     """`_as_one_run` where some families are only on the disk: events keep the order that it gives, but are not numbered through."""
     entries = _reading_order(memory, news)
@@ -371,18 +345,15 @@ def _server_numbers(places: Sequence[Place], position: Mapping[str, int]) -> dic
 
 
 def _ordered(
-    frames: Frames,
-    position: Mapping[str, int],
-    names: Mapping[str, str],
-    servers: Mapping[int, int],
+    frames: Frames, position: Mapping[str, int], names: Mapping[str, str], servers: Mapping[int, int]
 ) -> Frames:
     if not frames:
         return {}
     keys = pl.concat([f.select("source", "order") for f in frames.values()])
     place = pl.col("source").replace_strict(position, return_dtype=pl.Int64)
-    ranked = (
-        keys.with_columns(place.alias("place")).sort("place", "order").select("source", "order")
-    ).with_columns(pl.int_range(pl.len()).alias("rank"))
+    ranked = (keys.with_columns(place.alias("place")).sort("place", "order").select("source", "order")).with_columns(
+        pl.int_range(pl.len()).alias("rank")
+    )
     out = {}
     for family, frame in frames.items():
         out[family] = (
@@ -406,9 +377,9 @@ def _coverage(entries: Sequence[Entry], news: News) -> Coverage:
         whole.bytes += entry.bytes
         whole.sources.append(entry.name)
     names = {str(entry.id): entry.name for entry in entries}
-    whole.warning_samples = [
-        {**sample, "source": names[sample["source"]]} for sample in whole.warning_samples
-    ][:MAX_SAMPLES]
+    whole.warning_samples = [{**sample, "source": names[sample["source"]]} for sample in whole.warning_samples][
+        :MAX_SAMPLES
+    ]
     whole.skipped_sources = list(news.problems)
     whole.partly = bool(news.problems)
     return whole

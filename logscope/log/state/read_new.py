@@ -25,15 +25,7 @@ from parsers.reading.by_line import Keep, SourceReader
 from parsers.reading.events import Coverage, Event, add_coverage
 from parsers.reading.in_bulk.reader import Bulk, ReadOn
 from parsers.records.dates import RecordClock
-from parsers.records.record import (
-    Assembler,
-    PlaceKey,
-    Record,
-    as_begun,
-    is_open,
-    may_continue,
-    place_of,
-)
+from parsers.records.record import Assembler, PlaceKey, Record, as_begun, is_open, may_continue, place_of
 from parsers.records.servers import Sessions
 from parsers.sources.resuming import RewrittenError, Stand, Window
 
@@ -69,13 +61,7 @@ class News:
 
 
 def read_news(
-    sources: Sequence[Any],
-    memory: Memory,
-    news: News,
-    *,
-    year: int | None,
-    keep: Keep,
-    in_bulk: InBulk | None = None,
+    sources: Sequence[Any], memory: Memory, news: News, *, year: int | None, keep: Keep, in_bulk: InBulk | None = None
 ) -> Iterator[Found]:
     """The events that are new in `sources`; when they are taken `memory` has moved on and `news` is filled.
 
@@ -93,15 +79,11 @@ def read_news(
             if entry.stream in memory.clocks:
                 clock.restore(memory.clocks[entry.stream])
         try:
-            yield from _SourceNews(
-                source, entry, clock, sessions, keep, in_bulk, growing=last
-            ).read()
+            yield from _SourceNews(source, entry, clock, sessions, keep, in_bulk, growing=last).read()
         except RewrittenError:  # which is found out before the first event
             entry = _anew(memory, entry)
             known[index] = (source, entry)
-            yield from _SourceNews(
-                source, entry, clock, sessions, keep, in_bulk, growing=last
-            ).read()
+            yield from _SourceNews(source, entry, clock, sessions, keep, in_bulk, growing=last).read()
         news.present.append(entry)
     memory.sessions = sessions.state()
     memory.clocks.update({stream: clock.state() for stream, clock in clocks.items()})
@@ -193,9 +175,7 @@ class _SourceNews:
     def _numbered(self, line: Line) -> Line:
         return line._replace(number=line.number + self.entry.stand.lines)
 
-    def _settle(
-        self, pieces: Iterator[Piece], reader: SourceReader
-    ) -> Generator[Found, None, Iterator[Line]]:
+    def _settle(self, pieces: Iterator[Piece], reader: SourceReader) -> Generator[Found, None, Iterator[Line]]:
         """Read up to the last complete line; gives the lines after it, the first of which may be cut."""
         cut = 0
         bulk: ReadOn | None = None
@@ -323,12 +303,7 @@ def _may_grow(record: Record) -> bool:
 
 
 def new_events(
-    folder: Path,
-    sources: Sequence[Any],
-    coverage: Coverage,
-    *,
-    year: int | None = None,
-    keep: Keep,
+    folder: Path, sources: Sequence[Any], coverage: Coverage, *, year: int | None = None, keep: Keep
 ) -> Iterator[Event]:
     """Yield what no run with this `folder` gave yet; the folder takes note once all were taken, and `coverage` says what this run read.
 

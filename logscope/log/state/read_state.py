@@ -74,9 +74,7 @@ class Memory:
         try:
             found = cls._of(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
-            raise StateError(
-                f"{folder / NAME}: not what logscope wrote; remove the folder to begin anew"
-            ) from error
+            raise StateError(f"{folder / NAME}: not what logscope wrote; remove the folder to begin anew") from error
         for name, value in options.items():
             if found.options.get(name) != value:
                 raise StateError(
@@ -135,9 +133,7 @@ def check_resumable(sources: Sequence[Any]) -> None:
     """Raise StateError for what cannot be read on: pipes, standard input, live journals."""
     for source in sources:
         if source.problem is None and source.size is None:
-            raise StateError(
-                f"{source.name}: --state remembers files; a pipe or a journal begins anew each time"
-            )
+            raise StateError(f"{source.name}: --state remembers files; a pipe or a journal begins anew each time")
 
 
 def known_sources(sources: Sequence[Any], memory: Memory) -> list[Known]:

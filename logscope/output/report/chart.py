@@ -13,19 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = [
-    "DARK_TWIN",
-    "INK",
-    "LEDGER",
-    "SERIES",
-    "SPIKE",
-    "Chart",
-    "Key",
-    "Table",
-    "engine_key",
-    "figure_json",
-    "iso",
-]
+__all__ = ["DARK_TWIN", "INK", "LEDGER", "SERIES", "SPIKE", "Chart", "Key", "Table", "engine_key", "figure_json", "iso"]
 INK = {"text": "#1d2228", "muted": "#5a6470", "grid": "#e4e7eb", "axis": "#aab2bc"}
 
 SERIES = {

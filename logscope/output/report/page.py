@@ -75,16 +75,12 @@ def charts(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> C
     )
 
 
-def _of(
-    frames: Mapping[str, pl.DataFrame], name: str, engine: Mapping[str, Any]
-) -> pl.DataFrame | None:
+def _of(frames: Mapping[str, pl.DataFrame], name: str, engine: Mapping[str, Any]) -> pl.DataFrame | None:
     frame = frames.get(name)
     return None if frame is None else rows_of_engine(frame, engine)
 
 
-def _timeline(
-    engine: dict[str, Any], frames: Mapping[str, pl.DataFrame], others: Sequence[object]
-) -> Chart | None:
+def _timeline(engine: dict[str, Any], frames: Mapping[str, pl.DataFrame], others: Sequence[object]) -> Chart | None:
     stats = _of(frames, "stats", engine)
     if stats is None:
         return None
@@ -94,9 +90,7 @@ def _timeline(
     return timeline(name, title, stats, engine, _of(frames, "replay_steps", engine))
 
 
-def _tails(
-    analysis: Mapping[str, Any], now: pl.DataFrame | None, advised: pl.DataFrame | None
-) -> list[Chart]:
+def _tails(analysis: Mapping[str, Any], now: pl.DataFrame | None, advised: pl.DataFrame | None) -> list[Chart]:
     if now is None:
         return []
     sides = []
@@ -108,9 +102,7 @@ def _tails(
     return [chart for chart in drawn if chart]
 
 
-def _gantt(
-    engine: Mapping[str, Any], requests: pl.DataFrame | None, spans: pl.DataFrame | None
-) -> Chart | None:
+def _gantt(engine: Mapping[str, Any], requests: pl.DataFrame | None, spans: pl.DataFrame | None) -> Chart | None:
     spikes = engine.get("spikes") or []
     if requests is None or spans is None or not spikes:
         return None
@@ -138,11 +130,7 @@ class _Script:
 
 
 def write_html(
-    analysis: Mapping[str, Any],
-    frames: Mapping[str, pl.DataFrame],
-    out: Path,
-    *,
-    plotlyjs: str = "inline",
+    analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], out: Path, *, plotlyjs: str = "inline"
 ) -> None:
     """Write the report of `analysis` (the JSON of `analyze --json`) to `out`, whole or not at all.
 
@@ -160,9 +148,7 @@ def write_html(
     write_whole(out, text.encode("utf-8", errors="replace"))
 
 
-def render_html(
-    analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], *, plotlyjs: str = "inline"
-) -> str:
+def render_html(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], *, plotlyjs: str = "inline") -> str:
     """The report's text; see `write_html`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -174,11 +160,7 @@ def render_html(
     library = _library(plotlyjs) if drawn.all else _Script(None, None, None, "")
     own = _text("report.js")
     environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["script_json"] = script_json
     return environment.get_template("template.html.j2").render(
@@ -262,9 +244,7 @@ def write_fleet_index(rows: Sequence[Mapping[str, Any]], lines: int, out: Path) 
 
     css = (HERE / "fleet_index.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined
-    )
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     text = environment.get_template("fleet_index.html.j2").render(
         version=__version__,
         rows=[_shown(row, out) for row in rows],

@@ -19,18 +19,12 @@ WHOLE_TAIL = 100
 CURVE_POINTS = 300
 ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
 ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
-SAMPLE = (
-    "One sample of the inferred load, replayed; the figures of the advice are means over several."
-)
+SAMPLE = "One sample of the inferred load, replayed; the figures of the advice are means over several."
 SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 
 
 def tail(
-    chart_id: str,
-    title: str,
-    column: str,
-    now: pl.DataFrame,
-    advised: Sequence[tuple[str, pl.DataFrame]] = (),
+    chart_id: str, title: str, column: str, now: pl.DataFrame, advised: Sequence[tuple[str, pl.DataFrame]] = ()
 ) -> Chart | None:
     """The share of requests that are slower than a time, on a log scale, so that the p99 has as much room as the median.
 
@@ -108,8 +102,7 @@ def _even_on_a_log_scale(size: int) -> list[int]:
 def _percentiles(title: str, known: Sequence[tuple[str, Sequence[float]]]) -> Table:
     names = ["p50", "p90", "p95", "p99", "slowest"]
     rows = [
-        [visible(name), count(len(values)), *(seconds(_quantile(values, q)) for q in SHARES)]
-        for name, values in known
+        [visible(name), count(len(values)), *(seconds(_quantile(values, q)) for q in SHARES)] for name, values in known
     ]
     return Table(title, ["", "Requests", *names], rows, frozenset(range(1, 7)))
 
@@ -123,11 +116,7 @@ def _quantile(values: Sequence[float], q: float) -> float:
 
 
 def gantt(
-    chart_id: str,
-    title: str,
-    spans: pl.DataFrame,
-    requests: pl.DataFrame,
-    spike: dict[str, Any],
+    chart_id: str, title: str, spans: pl.DataFrame, requests: pl.DataFrame, spike: dict[str, Any]
 ) -> Chart | None:
     """What each request did around one spike: a lane a request, in order of arrival.
 
@@ -180,15 +169,11 @@ def gantt(
 def _lanes(spans: pl.DataFrame, requests: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """The requests to draw, in order of arrival, and how many there were."""
     present = requests.filter(pl.col("id").is_in(spans["id"].unique().to_list()))
-    chosen = present.sort(
-        pl.col("preemptions") > 0, "e2e_s", descending=True, nulls_last=True
-    ).head(MAX_LANES)
+    chosen = present.sort(pl.col("preemptions") > 0, "e2e_s", descending=True, nulls_last=True).head(MAX_LANES)
     return chosen.sort("arrival", maintain_order=True), present.height
 
 
-def _lane_bars(
-    spans: pl.DataFrame, ids: list[Any], first: datetime, last: datetime
-) -> list[dict[str, Any]]:
+def _lane_bars(spans: pl.DataFrame, ids: list[Any], first: datetime, last: datetime) -> list[dict[str, Any]]:
     lane = {request: number for number, request in enumerate(ids)}
     traces = []
     for label in LEDGER_LABELS:
@@ -208,9 +193,7 @@ def _lane_bars(
                 "x": [round((b - a).total_seconds() * 1000, 1) for _, a, b, _, _ in clipped],
                 "y": [number for number, *_ in clipped],
                 "customdata": [[axis_text(name), seconds(length)] for *_, length, name in clipped],
-                "hovertemplate": "%{customdata[0]}: %{customdata[1]} "
-                + LEDGER_LABELS[label]
-                + "<extra></extra>",
+                "hovertemplate": "%{customdata[0]}: %{customdata[1]} " + LEDGER_LABELS[label] + "<extra></extra>",
                 "width": 0.8,
                 "marker": {"color": LEDGER[label], "line": {"width": 0}},
             }

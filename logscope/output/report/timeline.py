@@ -74,11 +74,7 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str, str], ...]], ...] = (
 
 
 def timeline(
-    chart_id: str,
-    title: str,
-    stats: pl.DataFrame,
-    engine: dict[str, Any],
-    steps: pl.DataFrame | None = None,
+    chart_id: str, title: str, stats: pl.DataFrame, engine: dict[str, Any], steps: pl.DataFrame | None = None
 ) -> Chart | None:
     """The chart of one engine from its rows of the `stats` frame (and the replay's steps); None without such rows.
 
@@ -119,9 +115,7 @@ def timeline(
     )
 
 
-def _curve(
-    stats: pl.DataFrame, column: str, name: str, color: str, row: int, shape: str
-) -> dict[str, Any]:
+def _curve(stats: pl.DataFrame, column: str, name: str, color: str, row: int, shape: str) -> dict[str, Any]:
     times: list[datetime] = stats["time"].to_list()
     values = [None if v is None else round(float(v), 2) for v in stats[column].to_list()]
     times, values = _with_gaps(times, values)
@@ -140,9 +134,7 @@ def _curve(
     }
 
 
-def _replayed_curve(
-    steps: pl.DataFrame, column: str, name: str, color: str, row: int
-) -> dict[str, Any]:
+def _replayed_curve(steps: pl.DataFrame, column: str, name: str, color: str, row: int) -> dict[str, Any]:
     values = [None if v is None else round(float(v), 2) for v in steps[column].to_list()]
     keep = keep_extremes(values)
     times = steps["time"].to_list()
@@ -163,19 +155,10 @@ def _replayed_curve(
 def _legend_of_dots(x: list[str]) -> dict[str, Any]:
     """A curve without a point: its only use is the legend's line "replayed"."""
     line = {"color": INK["muted"], "width": 1.5, "dash": "dot"}
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "replayed",
-        "x": x,
-        "y": [None],
-        "line": line,
-    }
+    return {"type": "scatter", "mode": "lines", "name": "replayed", "x": x, "y": [None], "line": line}
 
 
-def _with_gaps(
-    times: list[datetime], values: list[float | None]
-) -> tuple[list[datetime], list[float | None]]:
+def _with_gaps(times: list[datetime], values: list[float | None]) -> tuple[list[datetime], list[float | None]]:
     """The series with an unknown value put into each stretch where no line was printed for long."""
     steps = sorted((b - a).total_seconds() for a, b in itertools.pairwise(times))
     usual = steps[len(steps) // 2] if steps else 0.0
@@ -207,9 +190,7 @@ def _preemption_bars(counted: Sequence[dict[str, Any]], row: int) -> dict[str, A
     }
 
 
-def _gathered(
-    windows: list[tuple[datetime, datetime, float]],
-) -> list[tuple[datetime, datetime, float]]:
+def _gathered(windows: list[tuple[datetime, datetime, float]]) -> list[tuple[datetime, datetime, float]]:
     """At most `MAX_BARS` windows: neighbours as one with their sum, so that no preemption is lost."""
     per = -(-len(windows) // MAX_BARS)
     if per <= 1:
@@ -319,9 +300,7 @@ def _notes(engine: dict[str, Any], lines: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _table(
-    stats: pl.DataFrame, rows: Sequence[tuple[str, Sequence[tuple[str, str, str, str, str]]]]
-) -> Table:
+def _table(stats: pl.DataFrame, rows: Sequence[tuple[str, Sequence[tuple[str, str, str, str, str]]]]) -> Table:
     series = [s for _, group in rows for s in group]
     units = {"gpu_kv_cache_usage_pct": ", %", "generation_throughput": ", tok/s", "prompt_throughput": ", tok/s"}  # fmt: skip
     head = ["Time", *(f"{name}{units.get(column, '')}" for column, _, name, _, _ in series)]
@@ -340,6 +319,4 @@ def _table(
         [f"{time:%Y-%m-%d %H:%M:%S}", *("–" if v is None else f"{float(v):g}" for v in values)]
         for time, *values in shown.iter_rows()
     ]
-    return Table(
-        "What the log's statistics lines say", head, body, frozenset(range(1, len(head))), note
-    )
+    return Table("What the log's statistics lines say", head, body, frozenset(range(1, len(head))), note)

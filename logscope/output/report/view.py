@@ -23,15 +23,7 @@ from logscope.output.report.view_advice import (
     ledger_bars,
     ledger_rows,
 )
-from logscope.output.report.view_facts import (
-    Fact,
-    Witness,
-    configuration,
-    coverage,
-    numbers,
-    preemptions,
-    witness,
-)
+from logscope.output.report.view_facts import Fact, Witness, configuration, coverage, numbers, preemptions, witness
 from logscope.sanitize import redacted, visible
 from logscope.wording import (
     LEDGER_LABELS,
@@ -194,8 +186,7 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
     if whole and analysis.get("verdict") == "healthy":
         return f"The slow requests took {seconds(whole)} on average; {percent(own / whole)} of it is their own prefill and decode."
     grave = sorted(
-        (f for f in findings if f.id != "coverage"),
-        key=lambda f: ("critical", "warning", "info").index(f.severity),
+        (f for f in findings if f.id != "coverage"), key=lambda f: ("critical", "warning", "info").index(f.severity)
     )
     return f"{grave[0].title}." if grave else ""
 
@@ -223,9 +214,7 @@ def _spike(spike: Mapping[str, Any]) -> list[str]:
     ledger = spike.get("ledger_s") or {}
     whole = sum(v for v in ledger.values() if isinstance(v, (int, float)))
     parts = sorted(((v, k) for k, v in ledger.items() if k in LEDGER_LABELS and v), reverse=True)
-    most = (
-        ", ".join(f"{percent(v / whole)} {LEDGER_LABELS[k]}" for v, k in parts[:3]) if whole else ""
-    )
+    most = ", ".join(f"{percent(v / whole)} {LEDGER_LABELS[k]}" for v, k in parts[:3]) if whole else ""
     cause = VERDICTS.get(str(spike.get("cause")))
     return [
         period(spike.get("start"), spike.get("end")),

@@ -103,11 +103,7 @@ def _advised(advised: Mapping[str, Any]) -> Advised:
         cost=COST.get(str(advised.get("cost")), ""),
         why=visible(str(advised.get("why") or "")),
         trade=visible(str(advised.get("trade") or "")),
-        effects=[
-            e
-            for path, name, form, less in MEASURES
-            if (e := _effect(before, after, path, name, form, less))
-        ],
+        effects=[e for path, name, form, less in MEASURES if (e := _effect(before, after, path, name, form, less))],
     )
 
 
@@ -119,12 +115,7 @@ def _at(side: Mapping[str, Any], path: str) -> float | None:
 
 
 def _effect(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    path: str,
-    name: str,
-    form: Any,
-    less_is_better: bool,
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str, name: str, form: Any, less_is_better: bool
 ) -> Effect | None:
     old, new = _at(before, path), _at(after, path)
     if old is None and new is None:
@@ -181,10 +172,7 @@ def _in_seconds(value: float | None, places: int) -> str:
 
 def ledger_bars(ledger: Mapping[str, Any]) -> list[Bar]:
     """The slow and the typical requests as two bars of one scale; none without a replay."""
-    sides = [
-        ("Slow requests", ledger.get("slow_s") or {}),
-        ("Typical requests", ledger.get("typical_s") or {}),
-    ]
+    sides = [("Slow requests", ledger.get("slow_s") or {}), ("Typical requests", ledger.get("typical_s") or {})]
     wholes = [sum(side.get(k) or 0.0 for k in LEDGER_LABELS) for _, side in sides]
     longest = max(wholes)
     if not longest:

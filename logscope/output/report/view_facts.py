@@ -15,16 +15,7 @@ from logscope.output.report.chart import engine_key
 from logscope.sanitize import visible
 from logscope.wording import NOT_VISIBLE, bounds, change, count, period, seconds, setting
 
-__all__ = [
-    "Fact",
-    "Witness",
-    "configuration",
-    "coverage",
-    "numbers",
-    "preemptions",
-    "rows_of_engine",
-    "witness",
-]
+__all__ = ["Fact", "Witness", "configuration", "coverage", "numbers", "preemptions", "rows_of_engine", "witness"]
 # The numbers of a finding which the first screen shows where there are no latencies.
 FACTS = {
     "needed_gib": ("KV cache needed", "{:g} GiB"),
@@ -43,22 +34,16 @@ class Fact:
     basis: str = ""
 
 
-def numbers(
-    analysis: Mapping[str, Any], engine: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]
-) -> list[Fact]:
+def numbers(analysis: Mapping[str, Any], engine: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> list[Fact]:
     """What matters first, best known first; the page shows three."""
     latency = analysis.get("latency") or {}
     e2e, ttft = latency.get("e2e_s") or {}, latency.get("ttft_s") or {}
     basis = latency.get("basis") or ""
     facts = [preemptions(analysis.get("preemptions") or {})]
     if e2e.get("p99") is not None:
-        facts.append(
-            Fact("E2E p99", seconds(e2e["p99"]), f"median {seconds(e2e.get('p50'))}", basis)
-        )
+        facts.append(Fact("E2E p99", seconds(e2e["p99"]), f"median {seconds(e2e.get('p50'))}", basis))
     if ttft.get("p99") is not None:
-        facts.append(
-            Fact("TTFT p99", seconds(ttft["p99"]), f"median {seconds(ttft.get('p50'))}", basis)
-        )
+        facts.append(Fact("TTFT p99", seconds(ttft["p99"]), f"median {seconds(ttft.get('p50'))}", basis))
     stats = _rows_of(frames.get("stats"), engine)
     peaks = (
         ("gpu_kv_cache_usage_pct", "Highest KV usage", "{:g} %", "of the statistics lines"),
@@ -213,9 +198,7 @@ def _preemptions(analysis: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
     return [("Preemptions", count(measured), told, change(measured, infers))]
 
 
-def _queue(
-    analysis: Mapping[str, Any], metrics: Mapping[str, Any]
-) -> list[tuple[str, str, str, str]]:
+def _queue(analysis: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     measured = metrics.get("queue_time_mean_s")
     if measured is None:
         return []

@@ -13,16 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from logscope.output.terminal.words import (
-    VERDICTS,
-    bars,
-    bounds,
-    clean,
-    count_range,
-    duration,
-    number,
-    share_words,
-)
+from logscope.output.terminal.words import VERDICTS, bars, bounds, clean, count_range, duration, number, share_words
 
 __all__ = ["make_console", "print_answer", "progress_bar"]
 _COLOURS = {"healthy": "green", "not-enough-evidence": "yellow"}
@@ -55,11 +46,7 @@ def print_answer(
     """Print the document of `analyze --json` for people."""
     console = make_console(color)
     _headline(console, document)
-    worst = (
-        document["engines"][document["worst_engine"]]
-        if document["worst_engine"] is not None
-        else None
-    )
+    worst = document["engines"][document["worst_engine"]] if document["worst_engine"] is not None else None
     if worst is not None:
         _server(console, document, worst, verbose)
     if series:
@@ -82,16 +69,10 @@ def _headline(console: Console, document: Mapping[str, Any]) -> None:
     console.print(line)
 
 
-def _server(
-    console: Console, document: Mapping[str, Any], worst: Mapping[str, Any], verbose: bool
-) -> None:
+def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any], verbose: bool) -> None:
     engines = document["engines"]
     kv, config = worst["kv_cache"], worst["config"]
-    version = (
-        f"vLLM {clean(str(worst['vllm_version']), 40)}"
-        if worst["vllm_version"]
-        else "vLLM, version not visible"
-    )
+    version = f"vLLM {clean(str(worst['vllm_version']), 40)}" if worst["vllm_version"] else "vLLM, version not visible"
     parts = [f"{version} ({worst['engine'] or 'engine not visible'})"]
     if kv["tokens"]:
         parts.append(
@@ -104,9 +85,7 @@ def _server(
     ):
         if config.get(name) is not None:
             basis = worst["config_basis"].get(name)
-            parts.append(
-                f"{word} {number(config[name])}" + (" (default)" if basis == "default" else "")
-            )
+            parts.append(f"{word} {number(config[name])}" + (" (default)" if basis == "default" else ""))
     console.print("  " + " · ".join(parts), style="dim")
     if worst["start"] and worst["end"]:
         span = f"  {worst['start'].replace('T', ' ')} to {worst['end'].replace('T', ' ')}"
@@ -117,8 +96,7 @@ def _server(
         for name, value in config.items():
             if value is not None:
                 console.print(
-                    f"    {name} = {clean(str(value), 60)} ({worst['config_basis'].get(name, '?')})",
-                    style="dim",
+                    f"    {name} = {clean(str(value), 60)} ({worst['config_basis'].get(name, '?')})", style="dim"
                 )
 
 
@@ -128,16 +106,10 @@ def _series(console: Console, series: Mapping[str, Sequence[float | None]]) -> N
         known = [v for v in values if v is not None]
         if known:
             top = 100.0 if name.startswith("KV") else None
-            console.print(
-                Text(
-                    f"  {name:<9} {bars(values, top=top)}  up to {number(max(known))}{' %' if top else ''}"
-                )
-            )
+            console.print(Text(f"  {name:<9} {bars(values, top=top)}  up to {number(max(known))}{' %' if top else ''}"))
 
 
-def _figures(
-    console: Console, document: Mapping[str, Any], worst: Mapping[str, Any] | None
-) -> None:
+def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any] | None) -> None:
     found, latency = document["preemptions"], document["latency"]
     console.print()
     basis = f" [{found['basis']}]" if found["basis"] else ""
@@ -148,9 +120,7 @@ def _figures(
             bounds(logged["low"], logged["high"]) if logged["low"] is not None else "none visible"
         )
     if beside := found.get("inferred"):
-        line += (
-            f" · the replay infers {count_range(beside['low'], beside['value'], beside['high'])}"
-        )
+        line += f" · the replay infers {count_range(beside['low'], beside['value'], beside['high'])}"
     if found["recomputed_tokens"]:
         line += f" · {number(found['recomputed_tokens'])} tokens computed twice"
     console.print(Text(line))
@@ -200,18 +170,12 @@ def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
         line.append(finding["id"], style=_SEVERITY.get(finding["severity"], ""))
         line.append(f" [{finding['basis']}] ")
         if several and verbose:
-            line.append(
-                f"server {finding['server']}, start {finding['run']}, engine {finding['engine_index']}: "
-            )
+            line.append(f"server {finding['server']}, start {finding['run']}, engine {finding['engine_index']}: ")
         line.append(clean(finding["title"], 320))
         console.print(line)
         for evidence in finding["evidence"] if verbose else finding["evidence"][:1]:
             text = clean(evidence["text"], 150)
-            console.print(
-                Text(
-                    f"      {clean(evidence['source'], 80)}:{evidence['line']}  {text}", style="dim"
-                )
-            )
+            console.print(Text(f"      {clean(evidence['source'], 80)}:{evidence['line']}  {text}", style="dim"))
     if len(shown) < len(findings):
         console.print(f"  and {len(findings) - len(shown)} more (-v)", style="dim")
 
@@ -247,9 +211,7 @@ def _effect(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     for name, word in (("e2e_s", "E2E p99"), ("ttft_s", "TTFT p99")):
         parts.append(f"{word} {duration(before[name]['p99'])} to {duration(after[name]['p99'])}")
     parts.append(f"preemptions {number(before['preemptions'])} to {number(after['preemptions'])}")
-    parts.append(
-        f"tokens/s {number(before['generation_tokens_per_s'])} to {number(after['generation_tokens_per_s'])}"
-    )
+    parts.append(f"tokens/s {number(before['generation_tokens_per_s'])} to {number(after['generation_tokens_per_s'])}")
     return ", ".join(parts)
 
 
@@ -282,10 +244,7 @@ def _input_line(console: Console, found: Mapping[str, Any], verbose: bool) -> No
     if verbose:
         for sample in found["warning_samples"]:
             console.print(
-                Text(
-                    f"    {clean(sample['source'], 80)}:{sample['line']}  {clean(sample['text'], 150)}",
-                    style="dim",
-                )
+                Text(f"    {clean(sample['source'], 80)}:{sample['line']}  {clean(sample['text'], 150)}", style="dim")
             )
 
 
@@ -300,11 +259,7 @@ def progress_bar(*, quiet: bool, color: str) -> Iterator[Callable[[float], None]
 
     console = Console(stderr=True, no_color=color == "never")
     with Progress(
-        TextColumn("replaying the workload"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
+        TextColumn("replaying the workload"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
     ) as bar:
         task = bar.add_task("replay", total=1.0)
         yield lambda share: bar.update(task, completed=share)

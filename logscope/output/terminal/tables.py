@@ -127,9 +127,7 @@ def print_both_sides(document: Mapping[str, Any], *, color: str = "auto") -> Non
         a, b = before[name], after[name]
         table.add_row(word, number(a) + unit, number(b) + unit, _percent_change(a, b))
     console.print(table)
-    console.print(
-        "Both sides are replayed from the workload that was inferred from this log.", style="dim"
-    )
+    console.print("Both sides are replayed from the workload that was inferred from this log.", style="dim")
     for note in document["notes"]:
         console.print(Text(f"Assumed: {clean(note, 300)}.", style="dim"))
     for name in document["unsupported"]:
@@ -145,9 +143,7 @@ def _percent_change(a: float | None, b: float | None) -> str:
 MAX_ROWS = 20
 
 
-def print_fleet(
-    rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, color: str = "auto"
-) -> None:
+def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, color: str = "auto") -> None:
     """Print the rows of `logscope.execution.fleet_analysis`; without `verbose` the first ones."""
     from rich.table import Table
     from rich.text import Text

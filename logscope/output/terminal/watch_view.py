@@ -32,11 +32,7 @@ def alert_line(notice: Notice) -> str:
     text = clean(notice.text or _state(notice), 300)
     place = notice.engine
     if place is not None and (place[0] or place[1]):
-        text = (
-            f"server {place[0]} engine {place[1]}: {text}"
-            if place[1] is not None
-            else f"server {place[0]}: {text}"
-        )
+        text = f"server {place[0]} engine {place[1]}: {text}" if place[1] is not None else f"server {place[0]}: {text}"
     return f"{time}  {'summary: ' if notice.kind == 'summary' else ''}{text}"
 
 
@@ -101,9 +97,7 @@ class LiveView:
 
 def picture(monitor: Monitor, name: str, alerts: Iterable[str]) -> RenderableType:
     """The view: one block an engine, the last alerts below."""
-    parts: list[RenderableType] = [
-        Text(f"logscope watch {clean(name, 80)}  (Ctrl-C ends it)", style="dim")
-    ]
+    parts: list[RenderableType] = [Text(f"logscope watch {clean(name, 80)}  (Ctrl-C ends it)", style="dim")]
     shown = list(monitor.engines.values())
     for watched in shown[:MAX_SHOWN]:
         parts += _engine(watched, alone=len(shown) == 1)
@@ -127,19 +121,9 @@ def _engine(watched: Watched, *, alone: bool) -> list[RenderableType]:
         return lines
     history = list(state.history)
     for word, values, now, top in (
-        (
-            "Running",
-            [r.running for r in history],
-            number(last.running),
-            float(state.seats) if state.seats else None,
-        ),
+        ("Running", [r.running for r in history], number(last.running), float(state.seats) if state.seats else None),
         ("Waiting", [r.waiting for r in history], number(last.waiting), None),
-        (
-            "KV cache",
-            [r.kv_usage for r in history],
-            "?" if last.kv_usage is None else percent(last.kv_usage),
-            1.0,
-        ),
+        ("KV cache", [r.kv_usage for r in history], "?" if last.kv_usage is None else percent(last.kv_usage), 1.0),
         (
             "Tokens/s",
             [r.generation_tps for r in history],

@@ -9,17 +9,7 @@ from typing import Any
 from logscope.sanitize import stripped
 from logscope.wording import LEDGER_LABELS
 
-__all__ = [
-    "VERDICTS",
-    "bars",
-    "bounds",
-    "clean",
-    "count_range",
-    "duration",
-    "number",
-    "percent",
-    "share_words",
-]
+__all__ = ["VERDICTS", "bars", "bounds", "clean", "count_range", "duration", "number", "percent", "share_words"]
 
 VERDICTS = {
     "kv-capacity": "requests wait for KV cache space, or are evicted from it",
@@ -54,13 +44,7 @@ def duration(value: float | None) -> str:
         return "?"
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
-    return (
-        f"{value:.2f} s"
-        if value < 0.995
-        else f"{value:.1f} s"
-        if value < 100
-        else f"{value:,.0f} s"
-    )
+    return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def percent(share: float) -> str:
@@ -93,9 +77,7 @@ def share_words(ledger: dict[str, float | None], top: int = 3) -> str:
     if total <= 0:
         return ""
     largest = sorted(parts.items(), key=lambda kv: -kv[1])[:top]
-    return ", ".join(
-        f"{percent(v / total)} {LEDGER_LABELS.get(k, k)}" for k, v in largest if v / total >= 0.005
-    )
+    return ", ".join(f"{percent(v / total)} {LEDGER_LABELS.get(k, k)}" for k, v in largest if v / total >= 0.005)
 
 
 def bars(values: Sequence[float | None], width: int = 48, top: float | None = None) -> str:
@@ -109,6 +91,5 @@ def bars(values: Sequence[float | None], width: int = 48, top: float | None = No
     stretches = [values[a : max(b, a + 1)] for a, b in itertools.pairwise(edges)]
     highest = [max((v for v in s if v is not None), default=None) for s in stretches]
     return "".join(
-        " " if v is None else _BLOCKS[min(7, int(7.999 * max(0.0, v) / limit)) if limit > 0 else 0]
-        for v in highest
+        " " if v is None else _BLOCKS[min(7, int(7.999 * max(0.0, v) / limit)) if limit > 0 else 0] for v in highest
     )

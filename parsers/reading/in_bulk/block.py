@@ -77,9 +77,7 @@ class Block:
         ends = np.concatenate([part.ends + at for part, at in zip(parts, places, strict=True)])
         self.ends: Rows = ends
         self.starts: Rows = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
-        self._words: Words = np.ndarray(
-            (self.size + MARGIN - _WORD,), "<u8", self._padded, strides=(1,)
-        )
+        self._words: Words = np.ndarray((self.size + MARGIN - _WORD,), "<u8", self._padded, strides=(1,))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -115,9 +113,7 @@ class Block:
 
     def fetched(self, places: Rows, width: int) -> NDArray[np.uint8]:
         """`width` bytes from each place on, in the shape (places, width)."""
-        view = np.ndarray(
-            (self.size + MARGIN - width + 1,), f"V{width}", self._padded, strides=(1,)
-        )
+        view = np.ndarray((self.size + MARGIN - width + 1,), f"V{width}", self._padded, strides=(1,))
         found: NDArray[np.uint8] = view[places].view(np.uint8).reshape(len(places), width)
         return found
 
@@ -246,9 +242,7 @@ def _pairs(word: Words) -> tuple[NDArray[np.int64], ...]:
     return tuple(((tens >> np.uint64(at)) & _BYTE) for at in (0, 24, 48))
 
 
-def numbers(
-    block: Block, places: Rows, *, leading_zeros: bool = False
-) -> tuple[NDArray[np.int64], Rows, Mask]:
+def numbers(block: Block, places: Rows, *, leading_zeros: bool = False) -> tuple[NDArray[np.int64], Rows, Mask]:
     """The whole number at each place, how many digits it has, and where there is one of at most `MAX_DIGITS`.
 
     One that begins with zeros is none unless `leading_zeros`: Python prints no such number.
@@ -326,10 +320,7 @@ def shape_of(text: bytes, holes: Sequence[Hole]) -> Shape | None:
 
 
 def _kept(
-    good: Mask,
-    alive: Rows,
-    at: Rows,
-    values: dict[str, NDArray[np.int64] | NDArray[np.float64]],
+    good: Mask, alive: Rows, at: Rows, values: dict[str, NDArray[np.int64] | NDArray[np.float64]]
 ) -> tuple[Rows, Rows, dict[str, NDArray[np.int64] | NDArray[np.float64]]]:
     if good.all():
         return alive, at, values

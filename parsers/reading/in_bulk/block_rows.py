@@ -41,13 +41,7 @@ class Stretch:
     ) -> None:
         count = len(block)
         self.reader, self.builder = reader, builder
-        self.first, self.block, self.found, self.said, self.outers = (
-            first,
-            block,
-            found,
-            said,
-            outers,
-        )
+        self.first, self.block, self.found, self.said, self.outers = (first, block, found, said, outers)
         self.taken = np.zeros(count, np.bool_)
         self.time = np.full(count, _NEVER)
         self.at = np.full(count, _NEVER)
@@ -87,9 +81,7 @@ class Stretch:
         if self.outer_us is not None:
             at = np.where(at == _NEVER, self.outer_us[part], at)
         self.at[part] = at
-        first = builder.number(
-            events, place.server, reader.name, None if newest == _NEVER else newest
-        )
+        first = builder.number(events, place.server, reader.name, None if newest == _NEVER else newest)
         self.order[part] = first + np.cumsum(event) - 1
         return True
 

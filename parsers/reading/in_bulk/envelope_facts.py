@@ -101,11 +101,7 @@ class KnownEnvelopes:
         return Outers(outers.pop(), time_us, streams, codes) if len(outers) == 1 else None
 
     def _read(
-        self,
-        worn: EnvelopesOff,
-        begins: NDArray[np.uint8],
-        rows: NDArray[np.int64],
-        facts: dict[Outer, int],
+        self, worn: EnvelopesOff, begins: NDArray[np.uint8], rows: NDArray[np.int64], facts: dict[Outer, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]] | None:
         """Times and places in `facts` of lines with beginnings of one size."""
         clocks = [_Place(_slice(m, 1), _slice(m, 2)) for m in _CLOCK.finditer(begins[0].tobytes())]
@@ -116,9 +112,7 @@ class KnownEnvelopes:
         for clock in clocks:
             bare[:, clock.second] = bare[:, clock.fraction] = _ZERO
         heads, codes = _different(bare)
-        known = [
-            self._beginning(worn, bare[head].tobytes(), int(rows[head]), clocks) for head in heads
-        ]
+        known = [self._beginning(worn, bare[head].tobytes(), int(rows[head]), clocks) for head in heads]
         which = {begin.clock for begin in known if begin is not None}
         if None in known or len(which) != 1:
             return None
@@ -131,9 +125,7 @@ class KnownEnvelopes:
         own = [facts.setdefault(b.outer, len(facts)) for b in known if b is not None]
         return base[codes] + inside, np.array(own, np.uint32)[codes]
 
-    def _beginning(
-        self, worn: EnvelopesOff, bare: bytes, row: int, clocks: Sequence[_Place]
-    ) -> _Beginning | None:
+    def _beginning(self, worn: EnvelopesOff, bare: bytes, row: int, clocks: Sequence[_Place]) -> _Beginning | None:
         key = (*worn.names, bare)
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
@@ -154,9 +146,7 @@ def _different(lines: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.
         columns = varied[:, at : at + 8]
         part[:, : columns.shape[1]] = columns
         kinds, which = np.unique(part.view("<u8")[:, 0], return_inverse=True)
-        _, heads, codes = np.unique(
-            codes * len(kinds) + which, return_index=True, return_inverse=True
-        )
+        _, heads, codes = np.unique(codes * len(kinds) + which, return_index=True, return_inverse=True)
     return heads, codes
 
 
@@ -164,9 +154,7 @@ def _slice(found: re.Match[bytes], group: int) -> slice:
     return slice(found.start(group), found.end(group)) if found[group] else slice(0, 0)
 
 
-def _tried(
-    worn: EnvelopesOff, bare: bytes, text: bytes, clocks: Sequence[_Place]
-) -> _Beginning | None:
+def _tried(worn: EnvelopesOff, bare: bytes, text: bytes, clocks: Sequence[_Place]) -> _Beginning | None:
     """The facts of a beginning whose clocks stand at second 0, if seconds and fraction of one clock change the time and nothing else."""
 
     def facts(place: _Place, second: bytes, digit: bytes) -> Outer:

@@ -40,10 +40,7 @@ _V0_STATS = (
     rf"{_RATES}Swapped: (?P<swapped>{_WHOLE}) reqs, Pending: (?P<waiting>{_WHOLE}) reqs, "
     rf"GPU KV cache usage: (?P<gpu_kv_cache_usage_pct>{_NUMBER})%, CPU KV cache usage: (?P<cpu_kv_cache_usage_pct>{_NUMBER})%\.?"
 )
-_PATTERNS = {
-    "iteration": (re.compile(_STEP),),
-    "stats": (re.compile(_V1_STATS), re.compile(_V0_STATS)),
-}
+_PATTERNS = {"iteration": (re.compile(_STEP),), "stats": (re.compile(_V1_STATS), re.compile(_V0_STATS))}
 
 
 class _Gauge(NamedTuple):
@@ -60,9 +57,7 @@ class KnownGauges:
     by_family: dict[str, list[_Gauge]] = field(default_factory=dict)
 
 
-def gauges(
-    block: Block, rows: Rows, message: int, family: str, known: KnownGauges
-) -> tuple[list[Part], Mask]:
+def gauges(block: Block, rows: Rows, message: int, family: str, known: KnownGauges) -> tuple[list[Part], Mask]:
     """The lines of numbers of a family (`stats`, `iteration`), and which rows were read."""
     places, ends = block.starts[rows] + message, block.ends[rows]
     parts: list[Part] = []

@@ -138,11 +138,8 @@ def _records(block: Block, speech: Speech, rows: Rows) -> pl.DataFrame:
 def _others(found: Structure, said: Said, records: pl.DataFrame) -> None:
     """Records that are no common ones: few, and most of them say nothing known."""
     message = pl.col("message")
-    looked = records.with_columns(
-        pl.col("line").str.slice(pl.col("start")).alias("message")
-    ).with_columns(
-        odd=is_odd(message),
-        anchored=message.str.contains_any(pl.Series(families.ANCHORS).implode()),
+    looked = records.with_columns(pl.col("line").str.slice(pl.col("start")).alias("message")).with_columns(
+        odd=is_odd(message), anchored=message.str.contains_any(pl.Series(families.ANCHORS).implode())
     )
     found.bad[rows_of(looked.filter("odd"))] = True
     warnings = looked.filter(~pl.col("odd") & pl.col("level").is_in(WARNING_LEVELS))
@@ -206,15 +203,11 @@ def _accesses(lines: AccessLines) -> Part:
 
 
 def _foreign_accesses(access: pl.DataFrame) -> Part:
-    engines = [
-        engine_index(Record([], process=process), "http", {}) for process in access["process"]
-    ]
+    engines = [engine_index(Record([], process=process), "http", {}) for process in access["process"]]
     return _part(
         access.select(
             "row", "process", pl.col("pid").cast(pl.Int64()), "client", "method", "path", "status"
         ).with_columns(
-            pl.Series("engine_index", engines, dtype=pl.Int32()),
-            level=pl.lit("INFO"),
-            variant=pl.lit("access"),
+            pl.Series("engine_index", engines, dtype=pl.Int32()), level=pl.lit("INFO"), variant=pl.lit("access")
         )
     )

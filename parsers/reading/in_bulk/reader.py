@@ -13,13 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parsers.lines import Line, Outer, TextBlock
-from parsers.reading.by_line import (
-    KEEP_EVENTS,
-    Keep,
-    LogSource,
-    SourceReader,
-    readers,
-)
+from parsers.reading.by_line import KEEP_EVENTS, Keep, LogSource, SourceReader, readers
 from parsers.reading.events import Coverage, Event
 from parsers.reading.frames import FrameBuilder
 from parsers.reading.in_bulk.block import Block, Mask, is_available
@@ -148,9 +142,7 @@ class _SourceInBulk:
         if not header:  # an access line after an access line
             return outer is None and len(self.assemblers) == 1
         prefix = parse_header(text)
-        return prefix is not None and not self.here.continues(
-            pending, prefix, text[prefix.start :], outer
-        )
+        return prefix is not None and not self.here.continues(pending, prefix, text[prefix.start :], outer)
 
     # -- in bulk -------------------------------------------------------------------------------------
 
@@ -161,9 +153,7 @@ class _SourceInBulk:
         number, block = held[0].block.number, Block([one.block for one in held])
         parts = [one.outers for one in held if one.outers is not None]
         outers = joined_outers(parts) if parts else None
-        self.here = self.assemblers.setdefault(
-            place_of(outers.outer) if outers else None, Assembler()
-        )
+        self.here = self.assemblers.setdefault(place_of(outers.outer) if outers else None, Assembler())
         found = structure_of(block, alike_in(block, self.memory.lines))
         said = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
@@ -249,13 +239,7 @@ class ReadOn(_SourceInBulk):
     `assemblers` has that of the lines without a place (None); before the first piece the source had `before` lines.
     """
 
-    def __init__(
-        self,
-        bulk: Bulk,
-        reader: SourceReader,
-        assemblers: dict[PlaceKey, Assembler],
-        before: int,
-    ) -> None:
+    def __init__(self, bulk: Bulk, reader: SourceReader, assemblers: dict[PlaceKey, Assembler], before: int) -> None:
         super().__init__(reader, bulk.builder, bulk.take, bulk.evidence, chars=False)
         self.assemblers, self.bare = assemblers, assemblers[None]
         self.before = self.last_line = before

@@ -37,9 +37,7 @@ _SMALL = 1 << 16  # a table of so many numbers is sooner made than the numbers s
 _FEWEST = 4
 _LIMIT = re.compile(rb"\b(max_tokens|min_tokens)=([0-9]+)(?=[,)])")
 # Any other number, but for those that are fields too.
-_NUMBER = re.compile(
-    rb"(?<=[ (])(?!max_tokens=|min_tokens=|n=|best_of=)[a-z_]+=([0-9]+(?:\.[0-9]+)?)(?=[,)])"
-)
+_NUMBER = re.compile(rb"(?<=[ (])(?!max_tokens=|min_tokens=|n=|best_of=)[a-z_]+=([0-9]+(?:\.[0-9]+)?)(?=[,)])")
 _OTHER = "_"
 _ANY = Alphabet("".join(map(chr, range(128))))
 _MANY_SHAPES = 12
@@ -87,9 +85,7 @@ def lives(block: Block, rows: Rows, message: int, verb: str) -> tuple[Part, Mask
     return Part(rows[good], columns), good
 
 
-def received(
-    block: Block, rows: Rows, message: int, verb: str, known: KnownParameters
-) -> tuple[list[Part], Mask]:
+def received(block: Block, rows: Rows, message: int, verb: str, known: KnownParameters) -> tuple[list[Part], Mask]:
     """`Received request x: params: …`, and which rows were read."""
     starts = block.starts[rows] + (message + len(verb))
     sizes, good = _id_sizes(block, starts)
@@ -150,11 +146,7 @@ def _id_sizes(block: Block, starts: Rows) -> tuple[Rows, Mask]:
 
 
 def _columns(
-    parameters: _Parameters,
-    numbers: dict[str, NDArray[Any]],
-    block: Block,
-    places: Rows,
-    ends: Rows,
+    parameters: _Parameters, numbers: dict[str, NDArray[Any]], block: Block, places: Rows, ends: Rows
 ) -> dict[str, Column]:
     """The fields of requests with parameters alike, which stand from `places` to before `ends`."""
     limits = {name: values for name, values in numbers.items() if not name.startswith(_OTHER)}
@@ -212,10 +204,7 @@ def _parameters_of(said: bytes, *, loose: bool) -> _Parameters | None:
     params = said[start : start + len(str(fields["params"]))]
     if params.decode() != fields["params"]:
         return None
-    holes = [
-        Hole(found[1].decode(), found.start(2) + start, found.end(2) + start)
-        for found in _LIMIT.finditer(params)
-    ]
+    holes = [Hole(found[1].decode(), found.start(2) + start, found.end(2) + start) for found in _LIMIT.finditer(params)]
     if loose:
         holes += [
             Hole(f"{_OTHER}{at}", found.start(1) + start, found.end(1) + start, b"." in found[1])

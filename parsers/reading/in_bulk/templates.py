@@ -18,16 +18,7 @@ import numpy as np
 import polars as pl
 
 from parsers.families import ANCHORS
-from parsers.reading.in_bulk.block import (
-    STAMP_SIZE,
-    Alphabet,
-    Block,
-    Mask,
-    Rows,
-    extracted,
-    rows_of,
-    stamps,
-)
+from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
 from parsers.records.dates import Stamps, packed_stamps
 from parsers.records.prefix import LEVELS
 from parsers.records.record import MAX_TAIL, OPENER
@@ -188,10 +179,7 @@ def _learned(found: Alike, block: Block, todo: Rows, row: int, known: Known) -> 
     if access is not None:
         text, process, pid = access["head"], access["process"], access["pid"]
         end = AccessEnd(
-            line[access.end("client") :],
-            access["method"].decode(),
-            access["path"].decode(),
-            int(access["status"]),
+            line[access.end("client") :], access["method"].decode(), access["path"].decode(), int(access["status"])
         )
         name, number = process.decode() if process else None, int(pid) if pid else None
         left = _accesses(found, block, todo, AccessHead(text, name, number, [end]))
@@ -212,11 +200,7 @@ def _beginning_of(line: bytes) -> Beginning | None:
     verb = _VERBS.match(line, header.end("head")) if header else None
     if header is None or verb is None or verb.end() > MAX_HEAD:
         return None
-    process, pid, origin = (
-        header["process"],
-        header["pid"],
-        header["origin"] or header["origin_old"],
-    )
+    process, pid, origin = (header["process"], header["pid"], header["origin"] or header["origin_old"])
     return Beginning(
         before=line[: header.start("stamp")],
         after=line[header.end("stamp") : verb.end()],
@@ -229,9 +213,7 @@ def _beginning_of(line: bytes) -> Beginning | None:
     )
 
 
-def _records(
-    found: Alike, block: Block, todo: Rows, before: bytes, beginnings: list[Beginning]
-) -> Rows:
+def _records(found: Alike, block: Block, todo: Rows, before: bytes, beginnings: list[Beginning]) -> Rows:
     """Take the records with these beginnings; gives the lines that have none of them."""
     starts = block.starts[todo]
     rows = todo[block.equal(starts, before)]
@@ -318,16 +300,12 @@ def structure_of(block: Block, alike: Alike) -> Structure:
     bad, blank = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     if not len(todo):
         return Structure(alike, _NONE, _NONE, stamps, header, reached, blank, bad)
-    rest = pl.DataFrame(
-        {"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()}
-    )
+    rest = pl.DataFrame({"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()})
     likely = pl.col("line").str.contains(r"^(?:\([^()]*\) )?INFO:     ")
     access = extracted(rest.filter(likely), "line", ACCESS, must="head")
     reached[rows_of(access)] = True
     rest = rest.filter(pl.Series(~reached[todo]))
-    records = extracted(rest, "line", HEADER, must="head").filter(
-        pl.col("head").str.len_bytes() <= MAX_HEAD
-    )
+    records = extracted(rest, "line", HEADER, must="head").filter(pl.col("head").str.len_bytes() <= MAX_HEAD)
     rows = rows_of(records)
     header[rows] = True
     stamps[rows] = _stamps(records["stamp"])
@@ -365,9 +343,7 @@ def _stamps(texts: pl.Series) -> Stamps:
 def is_odd(message: pl.Expr) -> pl.Expr:
     """Whether a record's text may be other than it seems: coloured, folded, two records, the first line of several."""
     words = pl.Series(_LEVEL_WORDS).implode()
-    return (
-        message.str.contains_any(words) | message.str.contains(_ODD) | message.str.contains(_OPENS)
-    )
+    return message.str.contains_any(words) | message.str.contains(_ODD) | message.str.contains(_OPENS)
 
 
 def mark_tails(found: Structure, complete: Mask) -> int:
