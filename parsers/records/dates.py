@@ -80,10 +80,7 @@ class RecordClock:
         """
         if not len(stamps):
             return np.empty(0, np.int64)
-        if outer_us is None or self._fixed:
-            seconds = self._carried(stamps)
-        else:
-            seconds = _nearest(stamps, outer_us)
+        seconds = self._carried(stamps) if outer_us is None or self._fixed else _nearest(stamps, outer_us)
         if seconds is None:
             return None
         self.backwards += int((np.diff(seconds) <= -BACKWARDS_S).sum())

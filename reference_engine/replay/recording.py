@@ -73,10 +73,7 @@ class PhaseTracker:
             lane = self._lanes.get(request_id)
             if lane is None:
                 continue
-            if start < lane.reached:
-                name = "recompute"
-            else:
-                name = "prefill" if start < lane.prompt_tokens else "decode"
+            name = "recompute" if start < lane.reached else "prefill" if start < lane.prompt_tokens else "decode"
             lane.reached = max(lane.reached, end)
             self._enter(request_id, name, at)
         self.end(step.ignored, at)
