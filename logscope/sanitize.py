@@ -1,6 +1,6 @@
 """Text from a log made harmless, since logs are hostile: prompts come from strangers, and others read the answer.
 
-`visible` for a line that is shown, `stripped` for a terminal, `escaped` for JSON, `redacted` for a line of a known kind, `beginning` for a line
+`visible` for a line that is shown, `stripped` and `clean` for a terminal, `escaped` for JSON, `redacted` for a line of a known kind, `beginning` for a line
 of no known kind, which may say anything after its first words.
 
 Data and labels for the report's scripts, made harmless: `script_json` for data inside a script element, `axis_text` for text which
@@ -17,7 +17,7 @@ from typing import Any
 
 import regex
 
-__all__ = ["OBEYED", "axis_text", "beginning", "escaped", "redacted", "script_json", "stripped", "visible"]
+__all__ = ["OBEYED", "axis_text", "beginning", "clean", "escaped", "redacted", "script_json", "stripped", "visible"]
 MAX_LINE = 600  # characters of a log line that is shown
 
 # Characters that turn text around or hide in it: bidirectional marks, overrides and isolates, joiners, a byte order mark.
@@ -74,6 +74,12 @@ def visible(text: str, limit: int = MAX_LINE) -> str:
 def stripped(text: str) -> str:
     """Text without what a terminal obeys; line ends and tabs become blanks."""
     return OBEYED.sub("", text.replace("\t", " ").replace("\n", " "))
+
+
+def clean(text: str, width: int = 200) -> str:
+    """Text from a log for one line of a terminal: `stripped`, and at most `width` characters."""
+    text = stripped(text)
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def escaped(document: str) -> str:

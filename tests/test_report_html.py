@@ -20,7 +20,7 @@ import pytest
 from logscope.output.report.page import PLOTLY_SHA256, charts, plotly_script, render_html, write_html
 from logscope.output.report.timeline import MAX_POINTS
 from logscope.output.report.view_advice import advice, compared
-from logscope.wording import NOT_VISIBLE, VERDICTS, seconds
+from logscope.wording import NOT_VISIBLE, VERDICTS, duration
 
 Frames = dict[str, pl.DataFrame]
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m{{ 7*7 }}\u202e\"'`"
@@ -227,9 +227,9 @@ def test_the_comparison_is_the_advice_of_the_json(report_analysis: dict[str, Any
     where = {"E2E p99": ("e2e_s", "p99"), "TTFT p50": ("ttft_s", "p50"), "ITL p99": ("itl_s", "p99")}
     for name, (key, quantile) in where.items():
         column = table.names.index(name)
-        assert table.now[column] == seconds(report_analysis["advice"][0]["baseline"][key][quantile])
+        assert table.now[column] == duration(report_analysis["advice"][0]["baseline"][key][quantile])
         assert [effects[column].after for _, effects in table.rows if effects[column]] == [
-            seconds(a["scenario"][key][quantile]) for a in report_analysis["advice"]
+            duration(a["scenario"][key][quantile]) for a in report_analysis["advice"]
         ]
 
 
@@ -259,7 +259,7 @@ def test_every_number_of_the_advice_is_on_the_page(report_analysis: dict[str, An
     for advised in report_analysis["advice"]:
         for side in (advised["baseline"], advised["scenario"]):
             for key in ("ttft_s", "e2e_s"):
-                assert seconds(side[key]["p99"]).replace("\u00a0", " ") in words
+                assert duration(side[key]["p99"]).replace("\u00a0", " ") in words
         assert advised["why"] in words
         assert advised["trade"] in words
 

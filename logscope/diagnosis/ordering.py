@@ -13,9 +13,9 @@ import numpy as np
 
 from logscope.evidence.finding import Finding
 from logscope.inference.workloads import Replayed, Workload, replay_workload
-from logscope.output.terminal.words import duration
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
+from logscope.wording import duration
 from reference_engine.model.config import EngineConfig
 from reference_engine.v1.profile import profile_of
 

@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from logscope.live.pressure import EnginePressure, Reading
-from logscope.output.terminal.words import clean, count_range, duration, number, percent
-from logscope.sanitize import redacted
+from logscope.sanitize import clean, redacted
 from logscope.server.settings import gather
 from logscope.server.unsupported import uncounted_feature
+from logscope.wording import duration, estimate, number, percent
 from parsers.reading.events import Event
 
 __all__ = ["Monitor", "Notice", "Watched"]
@@ -160,7 +160,7 @@ class Monitor:
         text = f"{number(self.lines)} statistics lines, "
         text += times.get(self._episodes, f"pressure {number(self._episodes)} times")
         if count is not None:
-            text += f", preemptions {count_range(*count[:3])} [{count[3]}]"
+            text += f", preemptions {estimate(*count[:3])} [{count[3]}]"
         used = {name for w in self.engines.values() if (name := w.state.uncounted) is not None}
         if used:
             text += f", those of servers with {' and '.join(sorted(used))} not inferred"
@@ -368,7 +368,7 @@ def _counted(watched: Watched) -> str:
         return f"preemptions cannot be counted, the server uses {watched.state.uncounted}"
     if count is None:
         return "preemptions cannot be counted, the log does not show the size of the KV cache"
-    return f"preemptions so far {count_range(*count[:3])} [{count[3]}]"
+    return f"preemptions so far {estimate(*count[:3])} [{count[3]}]"
 
 
 def _whole(value: Any) -> int | None:

@@ -12,8 +12,7 @@ from logscope.diagnosis.ordering import ordering_finding
 from logscope.diagnosis.replay_answer import ReplayAnswer
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
-from logscope.output.terminal.words import duration
-from logscope.wording import LOST_TO
+from logscope.wording import LOST_TO, duration
 
 __all__ = ["replay_findings"]
 

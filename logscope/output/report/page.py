@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,8 +30,8 @@ from logscope.output.report.timeline import timeline
 from logscope.output.report.view import page, worst_engine
 from logscope.output.report.view_advice import label_of
 from logscope.output.report.view_facts import rows_of_engine
-from logscope.output.terminal.words import clean, duration, number
-from logscope.sanitize import script_json
+from logscope.sanitize import clean, script_json
+from logscope.wording import duration, number
 
 __all__ = [
     "PLOTLY_VERSION",
@@ -160,7 +161,12 @@ def render_html(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame],
     library = _library(plotlyjs) if drawn.all else _Script(None, None, None, "")
     own = _text("report.js")
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_glued,
     )
     environment.filters["script_json"] = script_json
     return environment.get_template("template.html.j2").render(
@@ -176,6 +182,14 @@ def render_html(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame],
         library=library,
         script=own,
     )
+
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:[µm]?s|min|h|%|tok/s|GiB|GPUs?)\b|%)")
+
+
+def _glued(value: Any) -> Any:
+    """A number and its unit stay on one line; text that is already HTML stays as it is."""
+    return _UNIT.sub("\u00a0", value) if type(value) is str else value
 
 
 def _finite(frame: pl.DataFrame) -> pl.DataFrame:
@@ -244,7 +258,9 @@ def write_fleet_index(rows: Sequence[Mapping[str, Any]], lines: int, out: Path) 
 
     css = (HERE / "fleet_index.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_glued
+    )
     text = environment.get_template("fleet_index.html.j2").render(
         version=__version__,
         rows=[_shown(row, out) for row in rows],

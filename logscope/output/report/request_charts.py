@@ -10,7 +10,7 @@ import polars as pl
 
 from logscope.output.report.chart import INK, LEDGER, SERIES, Chart, Table, figure_json, iso
 from logscope.sanitize import axis_text, visible
-from logscope.wording import LEDGER_LABELS, count, moment, seconds
+from logscope.wording import LEDGER_LABELS, duration, moment, number
 
 __all__ = ["gantt", "tail"]
 
@@ -40,9 +40,9 @@ def tail(
     if not known or known[0][0] != "now":
         return None
     traces = []
-    for number, (name, values) in enumerate(known):
-        first = number == 0
-        color = SERIES["preemptions"] if first else ADVICE_COLORS[(number - 1) % 4]
+    for place, (name, values) in enumerate(known):
+        first = place == 0
+        color = SERIES["preemptions"] if first else ADVICE_COLORS[(place - 1) % 4]
         x, y = _slower_than(values)
         traces.append(
             {
@@ -54,7 +54,7 @@ def tail(
                 "line": {
                     "color": color,
                     "width": 2.5 if first else 2,
-                    "dash": "solid" if first else ADVICE_DASHES[number % 4],
+                    "dash": "solid" if first else ADVICE_DASHES[place % 4],
                     "shape": "hv",
                 },
                 "hovertemplate": "%{y:.1%} are slower than %{x:.2f} s",
@@ -102,7 +102,8 @@ def _even_on_a_log_scale(size: int) -> list[int]:
 def _percentiles(title: str, known: Sequence[tuple[str, Sequence[float]]]) -> Table:
     names = ["p50", "p90", "p95", "p99", "slowest"]
     rows = [
-        [visible(name), count(len(values)), *(seconds(_quantile(values, q)) for q in SHARES)] for name, values in known
+        [visible(name), number(len(values)), *(duration(_quantile(values, q)) for q in SHARES)]
+        for name, values in known
     ]
     return Table(title, ["", "Requests", *names], rows, frozenset(range(1, 7)))
 
@@ -192,7 +193,7 @@ def _lane_bars(spans: pl.DataFrame, ids: list[Any], first: datetime, last: datet
                 "base": [iso(a) for _, a, _, _, _ in clipped],
                 "x": [round((b - a).total_seconds() * 1000, 1) for _, a, b, _, _ in clipped],
                 "y": [number for number, *_ in clipped],
-                "customdata": [[axis_text(name), seconds(length)] for *_, length, name in clipped],
+                "customdata": [[axis_text(name), duration(length)] for *_, length, name in clipped],
                 "hovertemplate": "%{customdata[0]}: %{customdata[1]} " + LEDGER_LABELS[label] + "<extra></extra>",
                 "width": 0.8,
                 "marker": {"color": LEDGER[label], "line": {"width": 0}},
@@ -209,10 +210,10 @@ def _lane_table(shown: pl.DataFrame) -> Table:
         [
             visible(str(row["id"]), 80),
             f"{row['arrival']:%H:%M:%S}" if row["arrival"] is not None else "–",
-            "–" if row.get("ttft_s") is None else seconds(row["ttft_s"]),
-            "–" if row.get("e2e_s") is None else seconds(row["e2e_s"]),
-            count(row.get("preemptions")),
-            *("–" if row[k] is None else seconds(row[k]) for k in labels),
+            "–" if row.get("ttft_s") is None else duration(row["ttft_s"]),
+            "–" if row.get("e2e_s") is None else duration(row["e2e_s"]),
+            number(row.get("preemptions")),
+            *("–" if row[k] is None else duration(row[k]) for k in labels),
         ]
         for row in shown.iter_rows(named=True)
     ]

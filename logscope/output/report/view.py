@@ -26,33 +26,23 @@ from logscope.output.report.view_advice import (
 from logscope.output.report.view_facts import Fact, Witness, configuration, coverage, numbers, preemptions, witness
 from logscope.sanitize import redacted, visible
 from logscope.wording import (
+    BASES,
     LEDGER_LABELS,
     LOST_TO,
     NOT_VISIBLE,
+    PRESSURE,
     VERDICTS,
     Verdict,
-    count,
+    duration,
+    number,
     percent,
     period,
     rate,
-    seconds,
 )
 
 __all__ = ["Finding", "Page", "page", "worst_engine"]
 
-OPEN = Verdict("An answer this report does not know", "", "open", "?")
-BASIS_WORDS = {
-    "measured": "in the log or its metrics",
-    "inferred": "concluded from the log, with its bounds",
-    "replayed": "from the replay of the inferred load",
-    "default": "the default of this version",
-    "given": "given with --set",
-}
-PRESSURE = {
-    "thrash": "Preemption repeats: requests take blocks from each other.",
-    "saturated": "The KV cache is full and requests queue, with little or no preemption.",
-    "none": "The KV cache is not under pressure.",
-}
+OPEN = Verdict("An answer this report does not know", "", "", "open", "?")
 MAX_SPIKES = 200
 MAX_LINES = 40  # of one finding
 # Where "no pressure" is part of the answer; a server that did not start has no pressure to speak of.
@@ -138,7 +128,7 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         config=configuration(engine),
         unseen=[f.title for f in findings if f.id == "coverage"],
         unsupported=[visible(str(u)) for u in replay.get("unsupported") or []],
-        basis_words=BASIS_WORDS,
+        basis_words=BASES,
     )
 
 
@@ -176,15 +166,15 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
     if labels and whole:
         parts = [(slow.get(k) or 0.0, LEDGER_LABELS[k]) for k in labels]
         lost = sum(v for v, _ in parts)
-        said = ", ".join(f"{seconds(v)} {name}" for v, name in parts if v >= 0.005 * whole)
+        said = ", ".join(f"{duration(v)} {name}" for v, name in parts if v >= 0.005 * whole)
         usual = sum(typical.get(k) or 0.0 for k in labels)
         return (
-            f"The slow requests took {seconds(whole)} on average, {seconds(lost)} of it ({percent(lost / whole)}) "
-            f"lost: {said}. A typical request loses {seconds(usual)} this way."
+            f"The slow requests took {duration(whole)} on average, {duration(lost)} of it ({percent(lost / whole)}) "
+            f"lost: {said}. A typical request loses {duration(usual)} this way."
         )
     own = sum(slow.get(k) or 0.0 for k in ("prefill", "decode"))
     if whole and analysis.get("verdict") == "healthy":
-        return f"The slow requests took {seconds(whole)} on average; {percent(own / whole)} of it is their own prefill and decode."
+        return f"The slow requests took {duration(whole)} on average; {percent(own / whole)} of it is their own prefill and decode."
     grave = sorted(
         (f for f in findings if f.id != "coverage"), key=lambda f: ("critical", "warning", "info").index(f.severity)
     )
@@ -205,7 +195,7 @@ def _finding(found: Mapping[str, Any]) -> Finding:
 
 def _lines(lines: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str, str]]:
     return [
-        (visible(str(e.get("source") or "")), count(e.get("line")), redacted(str(e.get("text"))))
+        (visible(str(e.get("source") or "")), number(e.get("line")), redacted(str(e.get("text"))))
         for e in (lines or [])[:MAX_LINES]
     ]
 
@@ -219,9 +209,9 @@ def _spike(spike: Mapping[str, Any]) -> list[str]:
     return [
         period(spike.get("start"), spike.get("end")),
         cause.title if cause else visible(str(spike.get("cause"))),
-        count(spike.get("requests")),
-        seconds(spike.get("p99_e2e_s")),
-        seconds(spike.get("baseline_p99_e2e_s")),
+        number(spike.get("requests")),
+        duration(spike.get("p99_e2e_s")),
+        duration(spike.get("baseline_p99_e2e_s")),
         most or NOT_VISIBLE,
     ]
 
@@ -236,7 +226,7 @@ def _latency(latency: Mapping[str, Any]) -> list[list[str]]:
     for key, name in named:
         values = latency.get(key) or {}
         if any(v is not None for v in values.values()):
-            cells = [seconds(values[q]) if q in values else "" for q in ("p50", "p90", "p99")]
+            cells = [duration(values[q]) if q in values else "" for q in ("p50", "p90", "p99")]
             rows.append([name, *cells, latency.get("basis") or ""])
     return rows
 
@@ -256,7 +246,7 @@ def _engine_row(engine: Mapping[str, Any]) -> list[str]:
         period(engine.get("start"), engine.get("end")),
         verdict.title,
         _with_basis(found.value, found.basis),
-        _with_basis(seconds(e2e.get("p99")), (engine.get("latency") or {}).get("basis")),
+        _with_basis(duration(e2e.get("p99")), (engine.get("latency") or {}).get("basis")),
         rate((engine.get("throughput") or {}).get("generation_tokens_per_s")),
     ]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from logscope.sanitize import visible
-from logscope.wording import LEDGER_LABELS, NOT_VISIBLE, change, count, rate, seconds, setting
+from logscope.wording import LEDGER_LABELS, NOT_VISIBLE, change, duration, number, rate, setting
 
 __all__ = [
     "Advised",
@@ -28,14 +28,14 @@ COST = {"free": "no more hardware", "gpu": "needs more GPUs"}
 
 # path in a whatif side, name, form, whether less is better, the least change worth a colour
 MEASURES: tuple[tuple[str, str, Any, bool], ...] = (
-    ("e2e_s.p99", "E2E p99", seconds, True),
-    ("e2e_s.p50", "E2E p50", seconds, True),
-    ("ttft_s.p99", "TTFT p99", seconds, True),
-    ("ttft_s.p50", "TTFT p50", seconds, True),
-    ("itl_s.p99", "ITL p99", seconds, True),
+    ("e2e_s.p99", "E2E p99", duration, True),
+    ("e2e_s.p50", "E2E p50", duration, True),
+    ("ttft_s.p99", "TTFT p99", duration, True),
+    ("ttft_s.p50", "TTFT p50", duration, True),
+    ("itl_s.p99", "ITL p99", duration, True),
     ("generation_tokens_per_s", "Throughput", rate, False),
-    ("preemptions", "Preemptions", count, True),
-    ("recomputed_tokens", "Recomputed", count, True),
+    ("preemptions", "Preemptions", number, True),
+    ("recomputed_tokens", "Recomputed", number, True),
 )
 SAME = 0.03  # a change below this is within what two runs of the same thing differ by
 
@@ -183,7 +183,7 @@ def ledger_bars(ledger: Mapping[str, Any]) -> list[Bar]:
         for label, words in LEDGER_LABELS.items():
             if value := side.get(label) or 0.0:
                 length = round(value / longest * 1000, 2)
-                segments.append((label, round(at, 2), length, f"{words}: {seconds(value)}"))
+                segments.append((label, round(at, 2), length, f"{words}: {duration(value)}"))
                 at += length
-        bars.append(Bar(name, seconds(whole), segments))
+        bars.append(Bar(name, duration(whole), segments))
     return bars

@@ -13,7 +13,7 @@ import polars as pl
 
 from logscope.output.report.chart import engine_key
 from logscope.sanitize import visible
-from logscope.wording import NOT_VISIBLE, bounds, change, count, period, seconds, setting
+from logscope.wording import NOT_VISIBLE, bounds, change, duration, number, period, setting
 
 __all__ = ["Fact", "Witness", "configuration", "coverage", "numbers", "preemptions", "rows_of_engine", "witness"]
 # The numbers of a finding which the first screen shows where there are no latencies.
@@ -41,9 +41,9 @@ def numbers(analysis: Mapping[str, Any], engine: Mapping[str, Any], frames: Mapp
     basis = latency.get("basis") or ""
     facts = [preemptions(analysis.get("preemptions") or {})]
     if e2e.get("p99") is not None:
-        facts.append(Fact("E2E p99", seconds(e2e["p99"]), f"median {seconds(e2e.get('p50'))}", basis))
+        facts.append(Fact("E2E p99", duration(e2e["p99"]), f"median {duration(e2e.get('p50'))}", basis))
     if ttft.get("p99") is not None:
-        facts.append(Fact("TTFT p99", seconds(ttft["p99"]), f"median {seconds(ttft.get('p50'))}", basis))
+        facts.append(Fact("TTFT p99", duration(ttft["p99"]), f"median {duration(ttft.get('p50'))}", basis))
     stats = _rows_of(frames.get("stats"), engine)
     peaks = (
         ("gpu_kv_cache_usage_pct", "Highest KV usage", "{:g} %", "of the statistics lines"),
@@ -78,7 +78,7 @@ def _sizes(engine: Mapping[str, Any]) -> list[Fact]:
         facts.append(Fact("KV cache", f"{kv['tokens']:,}", "tokens", "measured"))
     for key, name in (("max_model_len", "max_model_len"), ("max_num_seqs", "max_num_seqs")):
         if config.get(key) is not None:
-            facts.append(Fact(name, count(config[key]), "", basis.get(key) or ""))
+            facts.append(Fact(name, number(config[key]), "", basis.get(key) or ""))
     return facts
 
 
@@ -89,7 +89,7 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
     said, proven = bounds(low, high), bounds(logged.get("low"), logged.get("high"))
     # what the log itself proves are bounds, not a count
     counted = value is not None and found.get("basis") != "measured"
-    shown = count(value) if counted or low == high else said
+    shown = number(value) if counted or low == high else said
     parts = [said if shown != said and low != high else ""]
     if proven and proven != said:
         parts.append(f"logged: {proven}")
@@ -98,7 +98,7 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
     if beside := found.get("inferred"):
         parts.append(f"the replay infers {bounds(beside.get('low'), beside.get('high'))}")
     if again := found.get("recomputed_tokens"):
-        parts.append(f"{count(again)} tokens recomputed")
+        parts.append(f"{number(again)} tokens recomputed")
     detail = "; ".join(p for p in parts if p)
     return Fact("Preemptions", shown or NOT_VISIBLE, detail, found.get("basis") or "")
 
@@ -110,9 +110,9 @@ def _rows_of(frame: pl.DataFrame | None, engine: Mapping[str, Any]) -> pl.DataFr
 def rows_of_engine(frame: pl.DataFrame, engine: Mapping[str, Any]) -> pl.DataFrame:
     """The frame's rows of one engine; columns that a frame does not have do not divide it."""
     names = ("server", "run", "engine_index")
-    for name, number in zip(names, engine_key(dict(engine)), strict=True):
+    for name, place in zip(names, engine_key(dict(engine)), strict=True):
         if name in frame.columns:
-            frame = frame.filter(pl.col(name).fill_null(0) == number)
+            frame = frame.filter(pl.col(name).fill_null(0) == place)
     return frame
 
 
@@ -125,7 +125,7 @@ def configuration(engine: Mapping[str, Any]) -> list[Fact]:
         for k, v in (engine.get("config") or {}).items()
     ]
     if kv.get("tokens") is not None:
-        facts.insert(0, Fact("KV cache, tokens", count(kv["tokens"]), basis="measured"))
+        facts.insert(0, Fact("KV cache, tokens", number(kv["tokens"]), basis="measured"))
     if kv.get("bytes") is not None:
         facts.insert(1, Fact("KV cache, GiB", f"{kv['bytes'] / 2**30:.2f}", basis="measured"))
     return facts
@@ -142,7 +142,7 @@ def coverage(given: Mapping[str, Any]) -> list[Fact]:
         ("out_of_order", "out of order"),
         ("truncated", "cut short"),
     )
-    return [Fact(name, count(given[key])) for key, name in named if given.get(key) is not None]
+    return [Fact(name, number(given[key])) for key, name in named if given.get(key) is not None]
 
 
 _QUEUES = ("queued_for_kv", "queued_for_seat", "queued_for_budget")
@@ -176,7 +176,7 @@ def _metrics(found: Mapping[str, Any]) -> str:
     if not found:
         return ""
     sources = ", ".join(visible(str(s), 120) for s in found.get("sources") or [])
-    said = f"{count(found.get('samples'))} samples of vLLM's metrics from {sources}"
+    said = f"{number(found.get('samples'))} samples of vLLM's metrics from {sources}"
     if found.get("start") and found.get("end"):
         said += f", {period(found['start'], found['end'])} in UTC"
     return said
@@ -185,7 +185,7 @@ def _metrics(found: Mapping[str, Any]) -> str:
 def _clients(found: Mapping[str, Any]) -> str:
     if not found:
         return ""
-    return f"the latencies of {count(found.get('requests'))} requests from {visible(str(found.get('source')), 120)}, as their clients saw them"
+    return f"the latencies of {number(found.get('requests'))} requests from {visible(str(found.get('source')), 120)}, as their clients saw them"
 
 
 def _preemptions(analysis: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -194,8 +194,8 @@ def _preemptions(analysis: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
     if found.get("basis") != "measured":
         return []
     infers, measured = beside.get("value"), found.get("value")
-    told = f"{count(infers)} ({bounds(beside.get('low'), beside.get('high'))})" if beside else "–"
-    return [("Preemptions", count(measured), told, change(measured, infers))]
+    told = f"{number(infers)} ({bounds(beside.get('low'), beside.get('high'))})" if beside else "–"
+    return [("Preemptions", number(measured), told, change(measured, infers))]
 
 
 def _queue(analysis: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -209,8 +209,8 @@ def _queue(analysis: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[tupl
     if requests and min(requests) > 0:  # each engine was replayed
         waited = sum(total.get(label) or 0.0 for total in totals for label in _QUEUES)
         infers = waited / sum(requests)
-    told = "–" if infers is None else seconds(infers)
-    return [("Mean time in the queue", seconds(measured), told, change(measured, infers))]
+    told = "–" if infers is None else duration(infers)
+    return [("Mean time in the queue", duration(measured), told, change(measured, infers))]
 
 
 def _latencies(analysis: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -223,6 +223,6 @@ def _latencies(analysis: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         for point, measured in (found.get(key) or {}).items():
             if measured is not None:
                 infers = inferred.get(point)
-                told = "–" if infers is None else seconds(infers)
-                rows.append((f"{name} {point}", seconds(measured), told, change(measured, infers)))
+                told = "–" if infers is None else duration(infers)
+                rows.append((f"{name} {point}", duration(measured), told, change(measured, infers)))
     return rows

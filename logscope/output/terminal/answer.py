@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from logscope.output.terminal.words import VERDICTS, bars, bounds, clean, count_range, duration, number, share_words
+from logscope.sanitize import clean
+from logscope.wording import VERDICTS, bars, bounds, duration, estimate, number, shares
 
 __all__ = ["make_console", "print_answer", "progress_bar"]
 _COLOURS = {"healthy": "green", "not-enough-evidence": "yellow"}
@@ -63,7 +64,7 @@ def _headline(console: Console, document: Mapping[str, Any]) -> None:
     colour = _COLOURS.get(verdict, "red")
     line = Text()
     line.append(verdict, style=f"bold {colour}")
-    line.append(f": {VERDICTS.get(verdict, '')}")
+    line.append(f": {VERDICTS[verdict].brief if verdict in VERDICTS else ''}")
     if document["pressure"] == "thrash":
         line.append(" (preemption repeats)", style=colour)
     console.print(line)
@@ -113,14 +114,14 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
     found, latency = document["preemptions"], document["latency"]
     console.print()
     basis = f" [{found['basis']}]" if found["basis"] else ""
-    line = f"  Preemptions  {count_range(found['low'], found['value'], found['high'])}{basis}"
+    line = f"  Preemptions  {estimate(found['low'], found['value'], found['high'])}{basis}"
     logged = found["logged"]
     if found["basis"] == "inferred":
         line += " · in the log itself: " + (
             bounds(logged["low"], logged["high"]) if logged["low"] is not None else "none visible"
         )
     if beside := found.get("inferred"):
-        line += f" · the replay infers {count_range(beside['low'], beside['value'], beside['high'])}"
+        line += f" · the replay infers {estimate(beside['low'], beside['value'], beside['high'])}"
     if found["recomputed_tokens"]:
         line += f" · {number(found['recomputed_tokens'])} tokens computed twice"
     console.print(Text(line))
@@ -156,7 +157,7 @@ def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
     if several and not verbose:
         findings = [f for f in findings if _of_worst(f, document)]
     slow = document["ledger"]["slow_s"]
-    words = share_words(slow)
+    words = shares(slow)
     if not findings and not words:
         return
     console.print()

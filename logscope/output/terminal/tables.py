@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from logscope.output.terminal.answer import make_console
-from logscope.output.terminal.words import VERDICTS, clean, duration, number
+from logscope.sanitize import clean
+from logscope.wording import VERDICTS, duration, number
 
 __all__ = ["print_both_sides", "print_comparison", "print_fleet"]
 _ROWS = (
@@ -40,7 +41,9 @@ def print_comparison(document: Mapping[str, Any], *, color: str = "auto") -> Non
         verdict = document[word]["verdict"]
         line = Text(f"{word:<7}")
         line.append(verdict, style="bold")
-        line.append(f": {VERDICTS.get(verdict, '')} (pressure: {document[word]['pressure']})")
+        line.append(
+            f": {VERDICTS[verdict].brief if verdict in VERDICTS else ''} (pressure: {document[word]['pressure']})"
+        )
         console.print(line)
     console.print()
     for name, (a, b) in document["config_changed"].items():

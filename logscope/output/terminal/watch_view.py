@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.text import Text
 
 from logscope.live.monitor import Monitor, Notice, Watched
-from logscope.output.terminal.words import bars, clean, count_range, number, percent
+from logscope.sanitize import clean
+from logscope.wording import bars, estimate, number, percent
 
 __all__ = ["AlertLines", "LiveView", "alert_line", "picture"]
 
@@ -38,8 +39,8 @@ def alert_line(notice: Notice) -> str:
 
 def _state(notice: Notice) -> str:
     usage = "?" if notice.kv_usage is None else percent(notice.kv_usage)
-    count = count_range(*notice.preemptions[:3]) if notice.preemptions else "?"
-    return f"{notice.pressure}: {number(notice.running)} running, {number(notice.waiting)} waiting, KV cache {usage}, preempted {count}"
+    count = estimate(*notice.preemptions[:3]) if notice.preemptions else "?"
+    return f"{notice.pressure}: {number(notice.running, '?')} running, {number(notice.waiting, '?')} waiting, KV cache {usage}, preempted {count}"
 
 
 class AlertLines:
@@ -121,13 +122,18 @@ def _engine(watched: Watched, *, alone: bool) -> list[RenderableType]:
         return lines
     history = list(state.history)
     for word, values, now, top in (
-        ("Running", [r.running for r in history], number(last.running), float(state.seats) if state.seats else None),
-        ("Waiting", [r.waiting for r in history], number(last.waiting), None),
+        (
+            "Running",
+            [r.running for r in history],
+            number(last.running, "?"),
+            float(state.seats) if state.seats else None,
+        ),
+        ("Waiting", [r.waiting for r in history], number(last.waiting, "?"), None),
         ("KV cache", [r.kv_usage for r in history], "?" if last.kv_usage is None else percent(last.kv_usage), 1.0),
         (
             "Tokens/s",
             [r.generation_tps for r in history],
-            f"{number(last.generation_tps)} generated, {number(last.prompt_tps)} prompt",
+            f"{number(last.generation_tps, '?')} generated, {number(last.prompt_tps, '?')} prompt",
             None,
         ),
     ):
@@ -136,7 +142,7 @@ def _engine(watched: Watched, *, alone: bool) -> list[RenderableType]:
     said = (
         "cannot be counted: the log does not show the size of the KV cache"
         if count is None
-        else f"{count_range(*count[:3])} [{count[3]}]"
+        else f"{estimate(*count[:3])} [{count[3]}]"
     )
     lines.append(Text(f"  Preempted {said}"))
     return lines
