@@ -1,7 +1,7 @@
-"""Requests that decode in bulk: each gets one token in every tick, and none is touched until something happens to it.
+"""Requests that decode together: each gets one token in every decode step, and none is touched until its next event.
 
-A tick is a step in which they all get their token: every batch of V1, every batch of V0 that is not prefills alone.
-`Member` is such a request, `Bulk` all of a scheduler's.
+A decode step is a step in which all of them get a token: every batch of V1, every batch of V0 that is not prefills
+alone. `DecodingRequest` is such a request, `DecodingBatch` holds all of a scheduler's.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from typing import Generic, TypeVar
 from reference_engine.model.ledger import RequestRecord
 from reference_engine.model.request import RequestState
 
-__all__ = ["MEMBER_FIELDS", "Bulk", "BulkBatch", "Member", "MemberT"]
+__all__ = ["DECODING_FIELDS", "DecodingBatch", "DecodingRequest", "DecodingT", "FastBatch"]
 
-MEMBER_FIELDS = (
+DECODING_FIELDS = (
     "base",
-    "bulk",
+    "decoding",
     "finish",
     "first",
     "mark_disturbed",
     "mark_time",
-    "out_base",
+    "output_base",
     "queued",
     "record",
     "wait_from",
 )
-"""The slots of a `Member`, for its subclasses: only these know which state they extend."""
+"""The slots of a `DecodingRequest`, for its subclasses: only these know which state they extend."""
 
 
 _NO_SLOTS: tuple[str, ...] = ()
 
 
-class Member(RequestState):
-    """A request that may decode in bulk.
+class DecodingRequest(RequestState):
+    """A request that may decode together.
 
-    While `bulk` is set, tick j leaves it at `base + j` computed tokens and brings its output to `out_base + j` tokens;
-    `first` is its first tick as a member and `finish` the tick of its last token. The plain fields are written again
-    when it leaves. `mark_time` and `mark_disturbed`: clock and disturbance total (ns) from which its decode time
+    While `decoding` is set, decode step j leaves it at `base + j` computed tokens and `output_base + j` output tokens;
+    `first` is its first decode step in the batch and `finish` the one of its last token. The plain fields are written
+    again when it leaves. `mark_time` and `mark_disturbed`: clock and disturbance total (ns) from which its decode time
     counts; `wait_from`: when it was evicted (ns); `queued`: the replay's queue totals at its entry.
     """
 
     __slots__ = _NO_SLOTS  # laid out by the subclass
 
     record: RequestRecord
-    bulk: bool
+    decoding: bool
     base: int
-    out_base: int
+    output_base: int
     first: int
     finish: int
     mark_time: int
@@ -59,20 +59,20 @@ class Member(RequestState):
     def __init__(self, record: RequestRecord, max_model_len: int) -> None:
         super().__init__(record.request, max_model_len)
         self.record = record
-        self.bulk = False
-        self.base = self.out_base = self.first = self.finish = 0
+        self.decoding = False
+        self.base = self.output_base = self.first = self.finish = 0
         self.mark_time = self.mark_disturbed = self.wait_from = 0
         self.queued = (0, 0, 0)
 
 
-MemberT = TypeVar("MemberT", bound=Member)
+DecodingT = TypeVar("DecodingT", bound=DecodingRequest)
 
 
-class Bulk(Generic[MemberT]):
-    """The members of a scheduler's bulk, by what will happen to them.
+class DecodingBatch(Generic[DecodingT]):
+    """The requests of a scheduler that decode together, by what will happen to them.
 
-    A member's block demand depends only on its position within a block, so `phases` holds the members by the tick,
-    modulo the block size, in which they need the next one.
+    When a request needs its next block depends only on its position within a block, so `phases` holds the requests by
+    the decode step, modulo the block size, in which they need one. `base_sum` is the sum of their `base`.
     """
 
     __slots__ = ("_finish_at", "_finishes", "base_sum", "count", "phases", "size")
@@ -81,17 +81,17 @@ class Bulk(Generic[MemberT]):
         self.size = block_size
         self.count = 0
         self.base_sum = 0
-        self.phases: list[set[MemberT]] = [set() for _ in range(block_size)]
-        self._finish_at: dict[int, list[MemberT]] = {}
+        self.phases: list[set[DecodingT]] = [set() for _ in range(block_size)]
+        self._finish_at: dict[int, list[DecodingT]] = {}
         self._finishes: list[int] = []
 
-    def join(self, state: MemberT, tick: int, output: int) -> None:
-        """From the next tick on a request gets one token in each; this one leaves it with `output` tokens."""
-        state.bulk = True
-        state.base = base = state.computed - tick
-        state.out_base = output - tick
-        state.first = tick + 1
-        state.finish = finish = tick + state.limit - output
+    def join(self, state: DecodingT, decode_step: int, output: int) -> None:
+        """From the next decode step on a request gets one token in each; this one leaves it with `output` tokens."""
+        state.decoding = True
+        state.base = base = state.num_computed_tokens - decode_step
+        state.output_base = output - decode_step
+        state.first = decode_step + 1
+        state.finish = finish = decode_step + state.max_output_tokens - output
         if finish in self._finish_at:
             self._finish_at[finish].append(state)
         else:
@@ -101,32 +101,32 @@ class Bulk(Generic[MemberT]):
         self.count += 1
         self.base_sum += base
 
-    def leave(self, state: MemberT, tick: int) -> int:
-        """Take a request out after a tick; returns its computed tokens (which, as its output, are the caller's to write)."""
-        state.bulk = False
+    def leave(self, state: DecodingT, decode_step: int) -> int:
+        """Take a request out after a decode step; returns its computed tokens, which the caller writes, as its output."""
+        state.decoding = False
         self.phases[(1 - state.base) % self.size].discard(state)
         self.count -= 1
         self.base_sum -= state.base
-        return state.base + tick
+        return state.base + decode_step
 
-    def crossing(self, tick: int) -> set[MemberT]:
-        """The members that need a block in a tick."""
-        return self.phases[tick % self.size]
+    def needing_block(self, decode_step: int) -> set[DecodingT]:
+        """The requests that need a block in a decode step."""
+        return self.phases[decode_step % self.size]
 
-    def tokens(self, tick: int) -> int:
-        """Computed tokens of all members after a tick."""
-        return self.base_sum + self.count * tick
+    def num_computed_tokens(self, decode_step: int) -> int:
+        """Computed tokens of all requests after a decode step."""
+        return self.base_sum + self.count * decode_step
 
-    def due(self, tick: int) -> list[MemberT]:
-        """The members whose last token comes with a tick. To be asked of each tick that brings one."""
-        named = self._finish_at.pop(tick, None)
+    def finishing_in(self, decode_step: int) -> list[DecodingT]:
+        """The requests whose last token comes with a decode step. To be asked of each decode step that brings one."""
+        named = self._finish_at.pop(decode_step, None)
         if named is None:
             return []
         # one that left is still named, and one that left and came back is named twice
-        return [s for s in dict.fromkeys(named) if s.bulk and s.finish == tick]
+        return [s for s in dict.fromkeys(named) if s.decoding and s.finish == decode_step]
 
     def next_finish(self) -> int:
-        """The next tick that brings a last token (or that did, before its request was evicted)."""
+        """The next decode step that brings a last token (or that did, before its request was evicted)."""
         finishes = self._finishes
         while finishes[0] not in self._finish_at:
             heappop(finishes)
@@ -134,24 +134,24 @@ class Bulk(Generic[MemberT]):
 
 
 @dataclass(slots=True, kw_only=True)
-class BulkBatch:
+class FastBatch:
     """A batch on the device, with what the log of steps says of it. Times in ns.
 
-    `members`: bulk requests in it; `chunks`: the requests outside the bulk that get tokens in it; `disturbed`: the part
-    of its time that a decoding request owes to prefill tokens; `progress`: it computes something for the first time.
-    `free` to `preempted`: as it was decided.
+    `num_decoding`: requests of the decoding batch in it; `chunks`: the other requests that get tokens in it;
+    `disturbed`: the part of its time that a decoding request owes to prefill tokens; `progress`: it computes something
+    for the first time. `free` to `preempted`: as it was decided.
     """
 
     start: int
     end: int
-    members: int
+    num_decoding: int
     chunks: Sequence[object]
     prefill_tokens: int
     decode_requests: int
     kv_tokens: int
     disturbed: int
     progress: bool
-    free: int
+    free_blocks: int
     running: int
     waiting: int
     preempted: int

@@ -14,11 +14,11 @@ __all__ = ["Request", "RequestState"]
 class Request:
     """One request. Lengths in tokens, times in seconds on the replay's clock.
 
-    `prompt` is the concatenation of stream prefixes: ("u0", 40) stands for tokens 0..39 of stream u0, and two tokens are
-    equal when stream and index are equal; None means a prompt that shares nothing with any other. Output token k is token k
-    of the stream `o<id>`. `output_tokens` is what the request will generate if nothing stops it.
-    `arrival_step` (golden traces) adds the request before that step; otherwise it is added before the first step that
-    starts at or after `arrival_s`. `arrival_time` is what the priority policy compares (default: `arrival_s`).
+    `prompt` is the concatenation of stream prefixes: ("u0", 40) stands for tokens 0..39 of stream u0, and two tokens
+    are equal when stream and index are equal; None means a prompt that shares nothing with any other. Output token k is
+    token k of the stream `o<id>`. `output_tokens` is what the request will generate if nothing stops it. `arrival_step`
+    (golden traces) adds the request before that step; otherwise it is added before the first step that starts at or
+    after `arrival_s`. `arrival_time` is what the priority policy compares (default: `arrival_s`).
     """
 
     id: int | str
@@ -33,27 +33,28 @@ class Request:
 
 
 class RequestState:
-    """The mutable side of one request. All lengths in tokens, `held` in blocks.
+    """The mutable side of one request. All lengths in tokens, `num_blocks` in blocks.
 
-    `computed`: tokens whose keys and values are in blocks (0 after an eviction); `output`: tokens delivered so far;
-    `placeholders`: tokens scheduled but not delivered yet (asynchronous scheduling only); `status`: "waiting",
-    "running", "preempted" or "finished"; `blocks`: ids of the held blocks where the pool knows them;
+    `num_computed_tokens`: tokens whose keys and values are in blocks (0 after a preemption); `num_output_tokens`:
+    tokens delivered so far; `max_output_tokens`: where its output ends, by its own limit or the model's length;
+    `num_output_placeholders`: tokens scheduled but not delivered yet (asynchronous scheduling only); `status`:
+    "waiting", "running", "preempted" or "finished"; `blocks`: ids of the held blocks where the pool knows them;
     `registered`: how many of them carry a hash; `hashes`: content hashes of the request's full blocks so far;
-    `segment`: where `OwnedPool` keeps the blocks of an evicted request.
+    `segment`: where `UnsharedPool` keeps the blocks of an preempted request.
     """
 
     __slots__ = (
         "arrival",
         "blocks",
-        "computed",
         "hashes",
-        "held",
         "id",
-        "limit",
-        "output",
-        "placeholders",
+        "max_output_tokens",
+        "num_blocks",
+        "num_computed_tokens",
+        "num_output_placeholders",
+        "num_output_tokens",
+        "num_prompt_tokens",
         "priority",
-        "prompt",
         "registered",
         "request",
         "segment",
@@ -65,19 +66,19 @@ class RequestState:
         self.id = request.id
         self.priority = request.priority
         self.arrival = request.arrival_s if request.arrival_time is None else request.arrival_time
-        self.prompt = request.prompt_tokens
-        self.limit = min(request.output_tokens, max(1, max_model_len - request.prompt_tokens))
-        self.output = 0
-        self.computed = 0
-        self.placeholders = 0
+        self.num_prompt_tokens = request.prompt_tokens
+        self.max_output_tokens = min(request.output_tokens, max(1, max_model_len - request.prompt_tokens))
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
         self.status = "waiting"
-        self.held = 0
+        self.num_blocks = 0
         self.blocks: list[int] = []
         self.registered = 0
         self.hashes: list[int] = []
         self.segment: list[int] | None = None
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Known tokens: the prompt and what was delivered."""
-        return self.prompt + self.output
+        return self.num_prompt_tokens + self.num_output_tokens

@@ -22,13 +22,13 @@ RequestId = int | str
 class Step:
     """The decisions of one `schedule()` call. Lengths in tokens; orders are the scheduler's own.
 
-    `scheduled` is {id: tokens} in scheduling order (V0 counts cached tokens too). `spans` is {id: (start, end)}:
-    the positions which the step really computes, `end - start` being the work. `num_computed` is parallel to
-    `running`. `waiting` is in pop order. `sampled` are the scheduled requests that catch up with this step: `update` hands
-    them a token. `free_blocks` is taken right after `schedule()`. `blocked` says why the head
-    of the waiting queue stayed there: "seat" (`max_num_seqs` reached), "kv" (blocks, admission gate, watermark, or a
-    step that preempted), "budget" (token budget used up), None when nothing was left waiting.
-    The fields from `swapped_out` on are V0's.
+    `scheduled` is {id: tokens} in scheduling order (V0 counts cached tokens too). `spans` is {id: (start, end)}: the
+    positions which the step really computes, `end - start` being the work. `num_computed_tokens` is parallel to
+    `running`. `waiting` is in pop order. `sampled` are the scheduled requests that catch up with this step:
+    `update_from_output` hands them a token. `free_blocks` is taken right after `schedule()`. `blocked` says why the
+    head of the waiting queue stayed there: "seat" (`max_num_seqs` reached), "kv" (blocks, admission gate, watermark, or
+    a step that preempted), "budget" (token budget used up), None when nothing was left waiting. The fields from
+    `swapped_out` on are V0's.
     """
 
     scheduled: dict[RequestId, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Step:
     hits: dict[RequestId, int] = field(default_factory=dict)
     running: list[RequestId] = field(default_factory=list)
     waiting: list[RequestId] = field(default_factory=list)
-    num_computed: list[int] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
     sampled: list[RequestId] = field(default_factory=list)
     free_blocks: int = 0
     blocked: str | None = None
@@ -69,7 +69,7 @@ class Iteration:
 
 
 class Scheduler(Protocol):
-    """A scheduler that is called once a step: `schedule`, then (after the model ran) `update`.
+    """A scheduler that is called once a step: `schedule`, then (after the model ran) `update_from_output`.
 
     Both may raise `SchedulerFailedError` where the real scheduler of that version raises.
     """
@@ -80,7 +80,7 @@ class Scheduler(Protocol):
     def unfinished(self) -> int:
         """Requests that were added and have not finished, been ignored or aborted."""
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Put a request at the end of the waiting queue (by priority order under `priority`)."""
 
     def abort(self, request_id: RequestId) -> None:
@@ -89,7 +89,7 @@ class Scheduler(Protocol):
     def schedule(self, now: float) -> Step:
         """Decide one step. `now`: seconds on the replay's clock (only V0's delay factor and block ages look at it)."""
 
-    def update(self, step: Step) -> Outcome:
+    def update_from_output(self, step: Step) -> Outcome:
         """Hand over one token to each request of `step` that has caught up; free what finished."""
 
 

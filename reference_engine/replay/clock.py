@@ -176,7 +176,7 @@ class ReplayClock(ABC, Generic[BatchT]):
             if self._due is None:
                 if self.unfinished == 0 and not self.in_flight and not self._jump(until):
                     return
-                self._coast(until)
+                self._run_decode_stretch(until)
                 if self.now >= until:
                     return
                 self._start_turn()
@@ -188,7 +188,7 @@ class ReplayClock(ABC, Generic[BatchT]):
             self.now = max(self.now, self._due)
             self._due = None
 
-    def _coast(self, until: float) -> None:
+    def _run_decode_stretch(self, until: float) -> None:
         """Between two turns: a subclass may run through turns in which nothing happens."""
 
     def _next_event(self, until: float) -> float:

@@ -1,7 +1,7 @@
 """What the fast replays of V1 and V0 have in common: records and ledgers kept by differences of running totals.
 
-A member of the bulk is not touched while it decodes: its time, and the part of it that others' prefill took, follow
-from the totals at its joining and at its leaving. The same holds for the reasons of a wait in the queue.
+A request of the decoding batch is not touched while it decodes: its time, and the part of it that others' prefill took,
+follow from the totals at its joining and at its leaving. The same holds for the reasons of a wait in the queue.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from reference_engine.cost.step_time import StepTime
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.decoding import BulkBatch, Member, MemberT
+from reference_engine.model.decoding import DecodingRequest, DecodingT, FastBatch
 from reference_engine.model.errors import NoProgressError, WorkloadError
 from reference_engine.model.ledger import BUDGET, DECODE, INTERFERENCE, PREFILL, RequestRecord
 from reference_engine.model.request import Request, RequestState
@@ -20,19 +20,19 @@ from reference_engine.model.step import RequestId, Step, StepLog
 from reference_engine.replay.clock import ReplayClock, batch_duration
 from reference_engine.replay.plain import GUARD_STEPS, stuck_message
 
-__all__ = ["BulkReplay"]
+__all__ = ["BaseFastReplay"]
 
 
 class _Blocks(Protocol):
     @property
-    def free(self) -> int: ...
+    def num_free_blocks(self) -> int: ...
 
 
-MemberT_co = TypeVar("MemberT_co", bound=Member, covariant=True)
+DecodingT_co = TypeVar("DecodingT_co", bound=DecodingRequest, covariant=True)
 
 
-class BulkDecider(Protocol[MemberT_co]):
-    """A scheduler whose decoding requests move in bulk."""
+class FastDecider(Protocol[DecodingT_co]):
+    """A scheduler whose decoding requests move together."""
 
     @property
     def states(self) -> Mapping[RequestId, RequestState]:
@@ -46,14 +46,14 @@ class BulkDecider(Protocol[MemberT_co]):
     def pool(self) -> _Blocks:
         """The GPU's blocks."""
 
-    def enter(self, record: RequestRecord) -> MemberT_co:
+    def enter(self, record: RequestRecord) -> DecodingT_co:
         """Queue a new request."""
 
 
-BulkBatchT = TypeVar("BulkBatchT", bound=BulkBatch)
+FastBatchT = TypeVar("FastBatchT", bound=FastBatch)
 
 
-class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
+class BaseFastReplay(ReplayClock[FastBatchT], Generic[FastBatchT, DecodingT]):
     """A workload on a virtual clock, from event to event.
 
     `add` requests, let time pass with `advance(until_s)`, read `observe()`; or `run` a whole workload. `step_time` may
@@ -71,7 +71,7 @@ class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
         self,
         config: EngineConfig,
         step_time: StepTime,
-        scheduler: BulkDecider[MemberT],
+        scheduler: FastDecider[DecodingT],
         keep_steps: bool,
         on_step: Callable[[Step], None] | None,
     ) -> None:
@@ -102,18 +102,18 @@ class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
         state = self._decider.enter(record)
         state.queued = (self._queued[0], self._queued[1], self._queued[2])
 
-    def _end(self, state: MemberT, status: str, time: int) -> None:
+    def _end(self, state: DecodingT, status: str, time: int) -> None:
         record = state.record
         record.status = status
         record.end = time
-        record.output = state.output
+        record.output = state.num_output_tokens
         if status == "finished":
             self.finished.append(record)
 
     # ---- ledgers ----
 
-    def _settle(self, state: MemberT, until: int) -> None:
-        """Write the time of a member of the bulk since it joined, or since the last call."""
+    def _settle(self, state: DecodingT, until: int) -> None:
+        """Write the time of a request of the decoding batch since it joined, or since the last call."""
         ledger = state.record.ledger
         disturbed = self._disturbed - state.mark_disturbed
         ledger[DECODE] += until - state.mark_time - disturbed
@@ -121,32 +121,32 @@ class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
         state.mark_time = until
         state.mark_disturbed = self._disturbed
 
-    def _settle_queue(self, state: MemberT) -> None:
+    def _settle_queue(self, state: DecodingT) -> None:
         """Write why a request that leaves the queue has waited in it."""
         ledger = state.record.ledger
         for reason in range(3):
             ledger[reason] += self._queued[reason] - state.queued[reason]
 
-    def _write_chunk(self, state: MemberT, kind: int, own: int, batch: BulkBatchT) -> None:
-        """The time of a batch for a request outside the bulk that has `own` prefill tokens in it."""
+    def _write_chunk(self, state: DecodingT, kind: int, own: int, batch: FastBatchT) -> None:
+        """The time of a batch for a request outside the decoding batch that has `own` prefill tokens in it."""
         duration = batch.end - batch.start
         disturbed = self._disturbance(batch, own)
         ledger = state.record.ledger
         ledger[INTERFERENCE] += disturbed
         ledger[kind] += duration - disturbed
 
-    def _disturbance(self, batch: BulkBatchT, own: int) -> int:
+    def _disturbance(self, batch: FastBatchT, own: int) -> int:
         """The part (ns) of a batch's time that comes from the prefill and recompute tokens of others."""
         if own == batch.prefill_tokens:
             return 0
         if own == 0:
             return batch.disturbed
-        requests = batch.members + len(batch.chunks)
+        requests = batch.num_decoding + len(batch.chunks)
         without = batch_duration(self.step_time, own, batch.decode_requests, batch.kv_tokens, requests)
         return max(0, batch.end - batch.start - without)
 
-    def _write_held_up(self, states: Iterable[MemberT], batch: BulkBatchT) -> None:
-        """The time of a batch for running requests outside the bulk that get nothing in it."""
+    def _write_held_up(self, states: Iterable[DecodingT], batch: FastBatchT) -> None:
+        """The time of a batch for running requests outside the decoding batch that get nothing in it."""
         for state in states:
             if state.status != "finished":
                 kind = PREFILL if state.record.first_token is None else DECODE
@@ -157,10 +157,10 @@ class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
     # ---- the end of a batch ----
 
     @abstractmethod
-    def _culprit(self, batch: BulkBatchT) -> RequestId | None:
+    def _culprit(self, batch: FastBatchT) -> RequestId | None:
         """The request that blocks all others when a run stands still."""
 
-    def _note_completed(self, batch: BulkBatchT, tokens: int, done: int) -> None:
+    def _note_completed(self, batch: FastBatchT, tokens: int, done: int) -> None:
         """A batch is over: the statistics, the log of steps, and the guard against a run without progress.
 
         Raises:
@@ -170,7 +170,7 @@ class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
         self.steps += 1
         self.running_now = len(decider.running)
         self.waiting_now = len(decider.states) - self.running_now
-        self.free_now = decider.pool.free
+        self.free_now = decider.pool.num_free_blocks
         if self.log is not None:
             self.log.append(
                 batch.start,
@@ -178,7 +178,7 @@ class BulkReplay(ReplayClock[BulkBatchT], Generic[BulkBatchT, MemberT]):
                 batch.prefill_tokens,
                 batch.decode_requests,
                 batch.kv_tokens,
-                batch.free,
+                batch.free_blocks,
                 self.free_now,
                 batch.running,
                 batch.waiting,

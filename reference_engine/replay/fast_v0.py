@@ -10,23 +10,24 @@ from dataclasses import dataclass
 
 from reference_engine.cost.step_time import StepTime
 from reference_engine.model.config import EngineConfig, check_config
-from reference_engine.model.decoding import BulkBatch
+from reference_engine.model.decoding import FastBatch
 from reference_engine.model.errors import ConfigError
 from reference_engine.model.ledger import DECODE, PREEMPTED_WAIT, QUEUED, chunk_kind
 from reference_engine.model.step import RequestId, Step
 from reference_engine.replay.clock import batch_duration
-from reference_engine.replay.fast_base import BulkReplay
-from reference_engine.v0.bulk import V0BulkScheduler, V0FastState, v0_bulk_possible
+from reference_engine.replay.fast_base import BaseFastReplay
+from reference_engine.v0.bulk import V0FastScheduler, V0FastState, v0_fast_path_covers
 from reference_engine.v0.step import V0Step
 
 __all__ = ["V0FastReplay"]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Batch(BulkBatch):
+class V0FastBatch(FastBatch):
     """A batch of V0. One without decodes owes all of its time to prefill tokens (`disturbed`).
 
-    `chunks`: (request, own prefill tokens, label) of those outside the bulk; `held_up`: running ones that get nothing.
+    `chunks`: (request, own prefill tokens, label) of those outside the decoding batch; `held_up`: running ones that get
+    nothing.
     """
 
     step: V0Step
@@ -34,11 +35,11 @@ class _Batch(BulkBatch):
     held_up: list[V0FastState]
 
 
-class V0FastReplay(BulkReplay[_Batch, V0FastState]):
-    """A workload on a virtual clock, from event to event; used as `BulkReplay` says.
+class V0FastReplay(BaseFastReplay[V0FastBatch, V0FastState]):
+    """A workload on a virtual clock, from event to event; used as `BaseFastReplay` says.
 
     Args:
-        config: an engine for which `v0_bulk_possible` holds.
+        config: an engine for which `v0_fast_path_covers` holds.
         step_time: how long a step takes.
         sharing: as for V1; it makes no difference here, where nothing is cached.
         keep_steps: write the log of steps.
@@ -57,21 +58,21 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
         check_config(config)
-        if not v0_bulk_possible(config):
+        if not v0_fast_path_covers(config):
             raise ConfigError(f"the fast replay does not cover {config.engine} {config.version} with these settings")
-        self.scheduler = V0BulkScheduler(config)
+        self.scheduler = V0FastScheduler(config)
         super().__init__(config, step_time, self.scheduler, keep_steps, on_step)
-        self._last_beat = 0
-        # by the time of their last token: how many members have had no beat yet
+        self._last_decode_step = 0
+        # by the time of their last token: how many decoding requests have had no decode step yet
         self._fresh: dict[int, int] = {}
 
     # ---- entering and leaving ----
 
     def _leave(self, request_id: RequestId) -> None:
-        state = self.scheduler.known.get(request_id)
+        state = self.scheduler.fast_requests.get(request_id)
         if state is None:
             return
-        if state.bulk:
+        if state.decoding:
             self.scheduler.leave(state)
             self._settle(state, self.now)
         elif not state.record.started:
@@ -82,21 +83,21 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
         self._end(state, "aborted", self.now)
 
     def _settle(self, state: V0FastState, until: int) -> None:
-        """Write the time and the last token of a request that has just left the bulk."""
+        """Write the time and the last token of a request that has just left the decoding batch."""
         super()._settle(state, until)
-        if state.beaten:
-            state.record.last_token = self._last_beat
+        if state.had_decode_step:
+            state.record.last_token = self._last_decode_step
         else:
             self._fresh[state.record.last_token] -= 1
 
     # ---- a batch begins ----
 
-    def _schedule(self) -> _Batch:
+    def _schedule(self) -> V0FastBatch:
         scheduler = self.scheduler
         step = scheduler.decide(self.now / 1e9)
-        for state in scheduler.left:
+        for state in scheduler.left_batch:
             self._settle(state, self.now)
-        scheduler.left = []
+        scheduler.left_batch = []
         if step.preempted or step.swapped_out:
             self._note_preempted(step)
         if step.new or step.resumed or step.swapped_in:
@@ -105,11 +106,11 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             self._note_ignored(state)
         batch = self._batch(step)
         if self.on_step is not None:
-            self.on_step(scheduler.written_out(step))
+            self.on_step(scheduler.full_step(step))
         return batch
 
     def _note_preempted(self, step: V0Step) -> None:
-        states = self.scheduler.known
+        states = self.scheduler.fast_requests
         for request_id in (*step.preempted, *step.swapped_out):
             state = states[request_id]
             self.preemptions += 1
@@ -117,7 +118,7 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             state.wait_from = self.now
 
     def _note_admitted(self, step: V0Step) -> None:
-        states = self.scheduler.known
+        states = self.scheduler.fast_requests
         for request_id in step.new:
             state = states[request_id]
             self._settle_queue(state)
@@ -133,19 +134,19 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             self._settle_queue(state)
         self._end(state, "ignored", self.now)
 
-    def _batch(self, step: V0Step) -> _Batch:
+    def _batch(self, step: V0Step) -> V0FastBatch:
         """What the step computes, and so how long it takes."""
         scheduler = self.scheduler
-        members = scheduler.in_step
-        prefill, decodes = 0, members
-        kv_tokens = scheduler.member_tokens() if members else 0
+        num_decoding = scheduler.in_step
+        prefill, decodes = 0, num_decoding
+        kv_tokens = scheduler.decoding_tokens() if num_decoding else 0
         chunks: list[tuple[V0FastState, int, int]] = []
-        progress = members > 0 or bool(step.ignored)
-        states = scheduler.known
+        progress = num_decoding > 0 or bool(step.ignored)
+        states = scheduler.fast_requests
         for request_id, (start, end) in step.spans.items():
             state = states[request_id]
             record = state.record
-            kind = chunk_kind(start, state.prompt, record.reached)
+            kind = chunk_kind(start, state.num_prompt_tokens, record.reached)
             own = 0 if kind == DECODE else end - start
             chunks.append((state, own, kind))
             prefill += own
@@ -155,7 +156,7 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             if end > record.reached:
                 record.reached = end
                 progress = True
-        requests = members + len(chunks)
+        requests = num_decoding + len(chunks)
         duration = batch_duration(self.step_time, prefill, decodes, kv_tokens, requests)
         disturbed = 0
         if prefill:
@@ -163,11 +164,11 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             if decodes:
                 calm = batch_duration(self.step_time, 0, decodes, kv_tokens, requests)
                 disturbed = max(0, duration - calm)
-        return _Batch(
+        return V0FastBatch(
             step=step,
             start=self.now,
             end=self.now + duration,
-            members=members,
+            num_decoding=num_decoding,
             chunks=chunks,
             held_up=self._held_up(requests, step),
             prefill_tokens=prefill,
@@ -175,34 +176,34 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             kv_tokens=kv_tokens,
             disturbed=disturbed,
             progress=progress,
-            free=scheduler.pool.free,
+            free_blocks=scheduler.pool.num_free_blocks,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.swapped),
             preempted=len(step.preempted) + len(step.swapped_out),
         )
 
     def _held_up(self, scheduled: int, step: V0Step) -> list[V0FastState]:
-        """Running requests outside the bulk that the step leaves out."""
+        """Running requests outside the decoding batch that the step leaves out."""
         scheduler = self.scheduler
-        bulk = scheduler.bulk.count - scheduler.in_step
-        if len(scheduler.running) == scheduled + bulk:
+        decoding_batch = scheduler.decoding_batch.count - scheduler.in_step
+        if len(scheduler.running) == scheduled + decoding_batch:
             return []
-        return [s for s in scheduler.walk if not s.bulk and s.id not in step.spans]
+        return [s for s in scheduler.fast_running if not s.decoding and s.id not in step.spans]
 
     # ---- a batch ends ----
 
-    def _complete(self, batch: _Batch) -> None:
+    def _complete(self, batch: V0FastBatch) -> None:
         scheduler = self.scheduler
         end = batch.end
         self._queued[QUEUED[batch.step.blocked]] += end - batch.start
         self._disturbed += batch.disturbed
-        if batch.members:
-            self._beat(batch)
+        if batch.num_decoding:
+            self._decode_step(batch)
         if batch.held_up:
             self._write_held_up(batch.held_up, batch)
         prefills = batch.step.prefill_groups
         done = self._complete_chunks(batch, batch.chunks[:prefills])
-        if batch.members:
+        if batch.num_decoding:
             for state in scheduler.retire():
                 self._settle(state, end)
                 done.append(state)
@@ -211,30 +212,30 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             scheduler.finish(done)
             for state in done:
                 self._end(state, "finished", end)
-        tokens = batch.members + len(batch.step.sampled)
+        tokens = batch.num_decoding + len(batch.step.sampled)
         self.generated_tokens += tokens
         # V0 credits every chunk, also of a recompute
         self.prompt_tokens += batch.step.prompt_tokens
         self._note_completed(batch, tokens, len(done))
 
-    def _culprit(self, batch: _Batch) -> RequestId | None:
+    def _culprit(self, batch: V0FastBatch) -> RequestId | None:
         return self.scheduler.head()
 
-    def _beat(self, batch: _Batch) -> None:
-        """Each member has got a token: the gaps since their last ones."""
-        end, members = batch.end, batch.members
+    def _decode_step(self, batch: V0FastBatch) -> None:
+        """Each decoding request has got a token: the gaps since their last ones."""
+        end, num_decoding = batch.end, batch.num_decoding
         for last, count in self._fresh.items():
             if count:
                 self.gaps[end - last] = self.gaps.get(end - last, 0) + count
-                members -= count
-        if members:
-            gap = end - self._last_beat
-            self.gaps[gap] = self.gaps.get(gap, 0) + members
+                num_decoding -= count
+        if num_decoding:
+            gap = end - self._last_decode_step
+            self.gaps[gap] = self.gaps.get(gap, 0) + num_decoding
         self._fresh.clear()
-        self._last_beat = end
+        self._last_decode_step = end
 
-    def _complete_chunks(self, batch: _Batch, chunks: list[tuple[V0FastState, int, int]]) -> list[V0FastState]:
-        """Ledgers and tokens of requests outside the bulk; returns those that got their last one."""
+    def _complete_chunks(self, batch: V0FastBatch, chunks: list[tuple[V0FastState, int, int]]) -> list[V0FastState]:
+        """Ledgers and tokens of requests outside the decoding batch; returns those that got their last one."""
         done = []
         for state, own, kind in chunks:
             self._write_chunk(state, kind, own, batch)
@@ -243,9 +244,9 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
         return done
 
     def _deliver(self, state: V0FastState, end: int) -> bool:
-        """A token for a request outside the bulk; it joins, unless this was its last (True)."""
+        """A token for a request outside the decoding batch; it joins, unless this was its last (True)."""
         record = state.record
-        state.output += 1
+        state.num_output_tokens += 1
         if record.first_token is None:
             record.first_token = end
             self.cached_tokens += record.cached
@@ -253,7 +254,7 @@ class V0FastReplay(BulkReplay[_Batch, V0FastState]):
             gap = end - record.last_token
             self.gaps[gap] = self.gaps.get(gap, 0) + 1
         record.last_token = end
-        if state.output >= state.limit:
+        if state.num_output_tokens >= state.max_output_tokens:
             return True
         self.scheduler.join(state)
         state.mark_time, state.mark_disturbed = end, self._disturbed

@@ -66,7 +66,7 @@ class EngineLoop:
             self.in_flight.append(step)
         outcome = None
         if step is None or len(self.in_flight) == self.depth:
-            outcome = self.scheduler.update(self.in_flight.popleft())
+            outcome = self.scheduler.update_from_output(self.in_flight.popleft())
         iteration = Iteration(number, added, step, outcome)
         self._guard.watch(iteration)
         return iteration
@@ -136,7 +136,7 @@ def drive(scheduler: Scheduler, requests: Iterable[Request]) -> Iterator[Iterati
         added: list[RequestId] = []
         while pending and (pending[0].arrival_step or 0) <= number:
             request = pending.popleft()
-            scheduler.add(request)
+            scheduler.add_request(request)
             added.append(request.id)
         yield loop.turn(number, added, float(number))
         number += 1
@@ -158,7 +158,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
 
 
 @dataclass(slots=True)
-class _PlainBatch:
+class PlainBatch:
     """A step on the device. `own`: prefill and recompute tokens of each scheduled request; `kinds`: their labels."""
 
     step: Step
@@ -171,7 +171,7 @@ class _PlainBatch:
     kv_tokens: int
 
 
-class PlainReplay(ReplayClock[_PlainBatch]):
+class PlainReplay(ReplayClock[PlainBatch]):
     """A workload on a virtual clock, step by step.
 
     Args:
@@ -204,7 +204,7 @@ class PlainReplay(ReplayClock[_PlainBatch]):
         record = RequestRecord(request, arrival)
         record.ledger[BUDGET] = self.now - arrival  # a step was under way
         self.records[request.id] = self._alive[request.id] = record
-        self.scheduler.add(request)
+        self.scheduler.add_request(request)
 
     def _leave(self, request_id: RequestId) -> None:
         if request_id in self._alive:
@@ -218,7 +218,7 @@ class PlainReplay(ReplayClock[_PlainBatch]):
         if status == "finished":
             self.finished.append(record)
 
-    def _schedule(self) -> _PlainBatch:
+    def _schedule(self) -> PlainBatch:
         step = self.scheduler.schedule(self.now / 1e9)
         self.decided = step
         for request_id in (*step.preempted, *step.swapped_out):
@@ -230,7 +230,7 @@ class PlainReplay(ReplayClock[_PlainBatch]):
             self._end(request_id, "ignored", self.now)
         return self._batch(step)
 
-    def _batch(self, step: Step) -> _PlainBatch:
+    def _batch(self, step: Step) -> PlainBatch:
         """What the step computes, and so how long it takes."""
         own: dict[RequestId, int] = {}
         kinds: dict[RequestId, int] = {}
@@ -249,11 +249,11 @@ class PlainReplay(ReplayClock[_PlainBatch]):
         if kinds or self._takes_time():
             duration = batch_duration(self.step_time, prefill, decodes, kv_tokens, len(kinds))
         start = max(self.now, self.in_flight[-1].end) if self.in_flight else self.now
-        return _PlainBatch(step, start, start + duration, own, kinds, prefill, decodes, kv_tokens)
+        return PlainBatch(step, start, start + duration, own, kinds, prefill, decodes, kv_tokens)
 
-    def _complete(self, batch: _PlainBatch) -> None:
+    def _complete(self, batch: PlainBatch) -> None:
         self._write_ledgers(batch)
-        outcome = self.scheduler.update(batch.step)
+        outcome = self.scheduler.update_from_output(batch.step)
         for request_id in outcome.tokens:
             self._deliver(self.records[request_id], batch.end)
         for request_id in outcome.finished:
@@ -296,7 +296,7 @@ class PlainReplay(ReplayClock[_PlainBatch]):
             self.gaps[gap] = self.gaps.get(gap, 0) + 1
         record.last_token = time
 
-    def _write_ledgers(self, batch: _PlainBatch) -> None:
+    def _write_ledgers(self, batch: PlainBatch) -> None:
         """Give the time of this batch to exactly one label (and interference) of each request that lives."""
         duration = batch.end - batch.start
         decided = self.decided
@@ -322,7 +322,7 @@ class PlainReplay(ReplayClock[_PlainBatch]):
             else:
                 record.ledger[QUEUED[decided.blocked]] += duration
 
-    def _disturbance(self, batch: _PlainBatch, own: int) -> int:
+    def _disturbance(self, batch: PlainBatch, own: int) -> int:
         """The part of a batch's time that comes from the prefill and recompute tokens of others."""
         if own == batch.prefill_tokens:
             return 0

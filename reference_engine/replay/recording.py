@@ -23,7 +23,7 @@ from reference_engine.cost.step_time import StepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration, Outcome, RequestId, Scheduler, Step
-from reference_engine.replay.plain import PlainReplay, _PlainBatch
+from reference_engine.replay.plain import PlainBatch, PlainReplay
 from reference_engine.replay.results import steps_frame
 
 __all__ = ["PHASES", "CounterPoint", "Phase", "PhaseTracker", "RecordedReplay", "write_trace"]
@@ -264,7 +264,7 @@ class RecordedReplay(PlainReplay):
         super()._enter(request, arrival)
         self.phases.arrive(request.id, request.prompt_tokens, arrival / 1e9)
 
-    def _schedule(self) -> _PlainBatch:
+    def _schedule(self) -> PlainBatch:
         batch = super()._schedule()
         self.phases.step(batch.step, batch.start / 1e9)
         return batch
@@ -289,9 +289,9 @@ class _Watched:
     def unfinished(self) -> int:
         return self._scheduler.unfinished
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         self._added.append(request.id)
-        self._scheduler.add(request)
+        self._scheduler.add_request(request)
 
     def abort(self, request_id: RequestId) -> None:
         self._scheduler.abort(request_id)
@@ -304,8 +304,8 @@ class _Watched:
         self._added = []
         return step
 
-    def update(self, step: Step) -> Outcome:
-        outcome = self._scheduler.update(step)
+    def update_from_output(self, step: Step) -> Outcome:
+        outcome = self._scheduler.update_from_output(step)
         turn = self._open or Iteration(self._replay.turns - 1, [], None, None)
         turn.outcome = outcome
         self._open = None

@@ -22,8 +22,8 @@ from reference_engine.replay.clock import usage_blocks
 from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
-from reference_engine.v0.bulk import v0_bulk_possible
-from reference_engine.v1.batch import bulk_possible
+from reference_engine.v0.bulk import v0_fast_path_covers
+from reference_engine.v1.batch import fast_path_covers
 
 __all__ = [
     "REQUEST_SCHEMA",
@@ -223,9 +223,9 @@ def make_replay(
         keep_steps: write the log of steps.
         plain: the plain one in any case.
     """
-    if not plain and bulk_possible(config):
+    if not plain and fast_path_covers(config):
         return FastReplay(config, step_time, sharing, keep_steps)
-    if not plain and v0_bulk_possible(config):
+    if not plain and v0_fast_path_covers(config):
         return V0FastReplay(config, step_time, sharing, keep_steps)
     return PlainReplay(config, step_time, keep_steps)
 

@@ -2,7 +2,8 @@
 
 `SketchReplay` keeps counts of blocks instead of blocks and no ledger; where all running requests decode and nothing can
 change, it strides to the next event with a closed form. It covers what a log lets us infer: recompute preemption, first
-come first served, V1 and V0, prompts with a shared head. What comes of an inference is replayed by the reference engine.
+come first served, V1 and V0, prompts with a shared head. What comes of an inference is replayed by the reference
+engine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from reference_engine.sketch.request import Batch, Lengths, SketchRequest, SketchRules
+from reference_engine.sketch.request import Lengths, SketchBatch, SketchRequest, SketchRules
 from reference_engine.sketch.scheduler import SketchScheduler
 from reference_engine.sketch.step_cost import StepCost
 
@@ -38,7 +39,7 @@ class SketchReplay(SketchScheduler):
         self.work = [0.0] * 5
         self.stalls: list[tuple[float, float]] = []
         self.stall: tuple[int, float] | None = None
-        self._flight: Batch | None = None
+        self._flight: SketchBatch | None = None
         self.shown_running = 0
         self.shown_waiting = 0
         self.shown_free = rules.blocks
@@ -55,22 +56,22 @@ class SketchReplay(SketchScheduler):
         moved = {r.id: r.copy() for r in self.running}
         new.running = list(moved.values())
         new.singles = [moved[r.id] for r in self.singles]
-        new.members = {i: moved[i] for i in self.members}
-        new.queue = deque([r.copy() for r in self.queue])
+        new.decoding_requests = {i: moved[i] for i in self.decoding_requests}
+        new.waiting = deque([r.copy() for r in self.waiting])
         new.pending = deque([r.copy() for r in self.pending])
         new.done = []
         new.preempted_at = []
         new.stalls = self.stalls.copy()
         new.aborts = self.aborts.copy()
-        new.crossing = self.crossing.copy()
+        new.needing_block = self.needing_block.copy()
         new.finishes = self.finishes.copy()
         new.work = self.work.copy()
         new.groups = {k: v.copy() for k, v in self.groups.items()} if self.groups else {}
         flight = self._flight
         if flight is not None:
-            copied = Batch()
+            copied = SketchBatch()
             copied.chunks = [moved[r.id] for r in flight.chunks if r.id in moved]
-            copied.members = flight.members
+            copied.num_decoding = flight.num_decoding
             copied.prefill, copied.decodes = flight.prefill, flight.decodes
             copied.kv_tokens, copied.seconds = flight.kv_tokens, flight.seconds
             new._flight = copied
@@ -78,12 +79,12 @@ class SketchReplay(SketchScheduler):
 
     def output_of(self, request: SketchRequest) -> int:
         """Tokens that a request has so far."""
-        return request.output_base + self.tick if request.bulk else request.output
+        return request.output_base + self.decode_step if request.decoding else request.output
 
     def relimit(self, request: SketchRequest, limit: int) -> None:
         """Let a request under way end after `limit` output tokens, one more than it has at the least."""
         request.limit = max(limit, self.output_of(request) + 1)
-        if request.bulk:
+        if request.decoding:
             heapq.heappush(self.finishes, (request.limit - request.output_base, request.id))
 
     def add(self, request_id: int, lengths: Lengths, arrival: float, abort: float | None = None) -> None:
@@ -94,19 +95,19 @@ class SketchReplay(SketchScheduler):
 
     def unstarted(self) -> Iterable[SketchRequest]:
         """Requests that no decision depends on so far, in order: their lengths may still be changed."""
-        for request in self.queue:
+        for request in self.waiting:
             if not request.tried:
                 yield request
         yield from self.pending
 
     def refused(self) -> list[SketchRequest]:
         """Requests without a step that did not fit when it was their turn: that has shaped what happened."""
-        return [r for r in self.queue if r.tried and r.first is None and not r.preemptions]
+        return [r for r in self.waiting if r.tried and r.first is None and not r.preemptions]
 
     def in_prefill(self) -> list[SketchRequest]:
         """Requests that were started and have no token yet."""
         return [r for r in self.running if r.first is None] + [
-            r for r in self.queue if r.first is None and r.preemptions
+            r for r in self.waiting if r.first is None and r.preemptions
         ]
 
     def prolong(self, end: float) -> bool:
@@ -122,14 +123,14 @@ class SketchReplay(SketchScheduler):
         """Let time pass: all steps that end by `until` are done, the one under way is decided."""
         while True:
             if self._flight is None:
-                if not self.running and not self.queue:
+                if not self.running and not self.waiting:
                     if not self.pending or self.pending[0].arrival >= until:
                         return
                     self.now = max(self.now, self.pending[0].arrival)
                 elif self.now >= until:
                     return
                 while self.pending and self.pending[0].arrival <= self.now:
-                    self.queue.append(self.pending.popleft())
+                    self.waiting.append(self.pending.popleft())
                 if self.aborts and self.aborts[0][0] <= self.now:
                     self._abort()
                     continue
@@ -149,27 +150,27 @@ class SketchReplay(SketchScheduler):
             _at, gone = heapq.heappop(self.aborts)
             for request in self.running:
                 if request.id == gone:
-                    if request.bulk:
+                    if request.decoding:
                         self.leave(request)
                     else:
                         self.singles.remove(request)
-                    self.release(request)
+                    self.free(request)
             self.running = [r for r in self.running if r.id != gone]
-            self.queue = deque([r for r in self.queue if r.id != gone])
+            self.waiting = deque([r for r in self.waiting if r.id != gone])
 
     def _stride(self, until: float) -> bool:
         """Steps in which all running requests decode and nothing is admitted, evicted, or arrives."""
-        count = len(self.members)
-        if not count or self.singles or count > self.rules.budget:
+        count = len(self.decoding_requests)
+        if not count or self.singles or count > self.rules.token_budget:
             return False
-        if self.queue and self.head_fits():
+        if self.waiting and self.head_fits():
             return False
-        steps = min(self.next_finish() - self.tick, self.steps_of_free_blocks())
+        steps = min(self.next_finish() - self.decode_step, self.steps_of_free_blocks())
         if self.stall is not None:
             steps = min(steps, (self.stall[0] - self.generated) // count)
         if steps <= 0:
             return False
-        kv = self.base_sum + count * self.tick + count
+        kv = self.base_sum + count * self.decode_step + count
         first, growth = self.cost.decode(count, kv), self.cost.growth(count)
         steps = _fitting(first, growth, until - self.now, steps)
         if steps <= 0:
@@ -189,21 +190,21 @@ class SketchReplay(SketchScheduler):
         work[0] += steps
         work[2] += count * steps
         work[3] += kv * steps + count * steps * (steps - 1) / 2
-        self.free -= self.blocks_of(steps)
-        self.tick += steps
+        self.num_free_blocks -= self.blocks_of(steps)
+        self.decode_step += steps
         self._retire()
         self._show()
         return True
 
     def _decide(self) -> None:
-        batch = Batch()
+        batch = SketchBatch()
         evictions = self.preemptions
         if self.rules.v0:
-            if not self.prefill_v0(batch):
-                self.decode_v0(batch)
-        elif self.walk(batch):
-            self.admit(batch)
-        scheduled = len(batch.chunks) + batch.members
+            if not self.schedule_prefills_v0(batch):
+                self.schedule_decodes_v0(batch)
+        elif self.schedule_running(batch):
+            self.schedule_waiting(batch)
+        scheduled = len(batch.chunks) + batch.num_decoding
         if not scheduled:
             if evictions == self.preemptions:
                 self._give_up()
@@ -217,11 +218,11 @@ class SketchReplay(SketchScheduler):
 
     def _give_up(self) -> None:
         """Nothing can run: the head wants more than there is. Such a request is dropped, as no engine would end it."""
-        if self.queue:
-            stuck = self.queue.popleft()
+        if self.waiting:
+            stuck = self.waiting.popleft()
             stuck.end = None
 
-    def _complete(self, flight: Batch) -> None:
+    def _complete(self, flight: SketchBatch) -> None:
         self._flight = None
         self.now += flight.seconds
         self.busy += flight.seconds
@@ -231,12 +232,12 @@ class SketchReplay(SketchScheduler):
         work[2] += flight.decodes
         work[3] += flight.kv_tokens
         work[4] += flight.prefill * flight.prefill
-        if flight.members:
-            self.tick += 1
-            self.generated += len(self.members)
+        if flight.num_decoding:
+            self.decode_step += 1
+            self.generated += len(self.decoding_requests)
         joined = False
         for request in flight.chunks:
-            if request.computed == request.prompt + request.output and not request.bulk:
+            if request.num_computed_tokens == request.prompt + request.output and not request.decoding:
                 joined = True
                 if request.first is None:
                     request.first = self.now
@@ -245,28 +246,28 @@ class SketchReplay(SketchScheduler):
                 self.generated += 1
                 self.join(request)
         if joined:
-            self.singles = [r for r in self.singles if not r.bulk]
+            self.singles = [r for r in self.singles if not r.decoding]
         self._retire()
         self._show()
 
     def _retire(self) -> None:
         """Members that have their last token leave the engine."""
-        if not self.members or self.next_finish() > self.tick:
+        if not self.decoding_requests or self.next_finish() > self.decode_step:
             return
         gone = set()
-        while self.members and self.next_finish() <= self.tick:
-            request = self.members[self.finishes[0][1]]
+        while self.decoding_requests and self.next_finish() <= self.decode_step:
+            request = self.decoding_requests[self.finishes[0][1]]
             self.leave(request)
             request.end = self.now
-            self.release(request)
+            self.free(request)
             self.done.append(request)
             gone.add(request.id)
         self.running = [r for r in self.running if r.id not in gone]
 
     def _show(self) -> None:
         self.shown_running = len(self.running)
-        self.shown_waiting = len(self.queue)
-        self.shown_free = self.free
+        self.shown_waiting = len(self.waiting)
+        self.shown_free = self.num_free_blocks
 
 
 def _fitting(first: float, growth: float, seconds: float, most: int) -> int:

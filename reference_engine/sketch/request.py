@@ -11,7 +11,7 @@ from reference_engine.model.config import EngineConfig
 from reference_engine.replay.clock import kv_usage
 from reference_engine.v1.profile import profile_of
 
-__all__ = ["Batch", "Lengths", "SketchRequest", "SketchRules"]
+__all__ = ["Lengths", "SketchBatch", "SketchRequest", "SketchRules"]
 V0_WATERMARK = 0.01  # share of the blocks that V0 keeps free when it admits (0.3.0 .. 0.10.2, cache_config)
 
 
@@ -35,9 +35,9 @@ class SketchRules:
     config: EngineConfig
     blocks: int
     block_size: int
-    budget: int
-    seats: int
-    reserve: int
+    token_budget: int
+    max_num_running_reqs: int
+    watermark_blocks: int
     gate: bool
     chunk: int
     chunk_needs_company: bool
@@ -56,9 +56,9 @@ class SketchRules:
             config=config,
             blocks=config.num_blocks if v0 else config.num_blocks - 1,
             block_size=config.block_size,
-            budget=config.max_num_batched_tokens,
-            seats=config.max_num_seqs,
-            reserve=int(share * config.num_blocks),
+            token_budget=config.max_num_batched_tokens,
+            max_num_running_reqs=config.max_num_seqs,
+            watermark_blocks=int(share * config.num_blocks),
             gate=gate,
             chunk=config.long_prefill_token_threshold or config.max_num_batched_tokens,
             chunk_needs_company=profile.live_threshold,
@@ -67,9 +67,9 @@ class SketchRules:
             credits_hits=_credits_hits(config.version),
         )
 
-    def usage(self, free: int) -> float:
+    def usage(self, num_free_blocks: int) -> float:
         """The usage figure that this version prints, 0..1."""
-        return kv_usage(self.config, free)
+        return kv_usage(self.config, num_free_blocks)
 
 
 def _credits_hits(version: str) -> bool:
@@ -82,23 +82,24 @@ def _credits_hits(version: str) -> bool:
 
 
 class SketchRequest:
-    """One request inside the sketch; lengths in tokens, times in seconds, `held` in blocks of its own.
+    """One request inside the sketch; lengths in tokens, times in seconds, `num_blocks` in blocks of its own.
 
-    While it is in the `bulk`, `computed` and `output` are old: they are `base` and `output_base` plus the engine's tick.
+    While it is `decoding`, `num_computed_tokens` and `output` are old: they are `base` and `output_base` plus the
+    engine's `decode_step`.
     """
 
     __slots__ = (
         "arrival",
         "base",
-        "bulk",
-        "computed",
         "credit",
+        "decoding",
         "end",
         "first",
         "group",
-        "held",
         "id",
         "limit",
+        "num_blocks",
+        "num_computed_tokens",
         "output",
         "output_base",
         "preemptions",
@@ -111,16 +112,16 @@ class SketchRequest:
     def __init__(self, request_id: int, lengths: Lengths, arrival: float) -> None:
         self.id = request_id
         self.arrival = arrival
-        self.computed = 0
+        self.num_computed_tokens = 0
         self.output = 0
-        self.held = 0
+        self.num_blocks = 0
         self.preemptions = 0
         self.credit = 0
         self.first: float | None = None
         self.end: float | None = None
         self.started: float | None = None
         self.tried = False
-        self.bulk = False
+        self.decoding = False
         self.base = 0
         self.output_base = 0
         self.resize(lengths)
@@ -142,9 +143,9 @@ class SketchRequest:
         new = SketchRequest.__new__(SketchRequest)
         new.id = self.id
         new.arrival = self.arrival
-        new.computed = self.computed
+        new.num_computed_tokens = self.num_computed_tokens
         new.output = self.output
-        new.held = self.held
+        new.num_blocks = self.num_blocks
         new.preemptions = self.preemptions
         new.credit = self.credit
         new.first = self.first
@@ -155,20 +156,20 @@ class SketchRequest:
         new.shared = self.shared
         new.group = self.group
         new.tried = self.tried
-        new.bulk = self.bulk
+        new.decoding = self.decoding
         new.base = self.base
         new.output_base = self.output_base
         return new
 
 
-class Batch:
+class SketchBatch:
     """A step on the device."""
 
-    __slots__ = ("chunks", "decodes", "kv_tokens", "members", "prefill", "seconds")
+    __slots__ = ("chunks", "decodes", "kv_tokens", "num_decoding", "prefill", "seconds")
 
     def __init__(self) -> None:
         self.chunks: list[SketchRequest] = []
-        self.members = 0
+        self.num_decoding = 0
         self.prefill = 0
         self.decodes = 0
         self.kv_tokens = 0

@@ -88,7 +88,7 @@ def step_record(iteration: Iteration) -> dict[str, Any]:
             "ignored": step.ignored,
         }
         record.update({key: value for key, value in optional.items() if value})
-        record.update(run=step.running, wait=step.waiting, nct=step.num_computed, free=step.free_blocks)
+        record.update(run=step.running, wait=step.waiting, nct=step.num_computed_tokens, free=step.free_blocks)
     record["tok"] = None if outcome is None else outcome.tokens
     if outcome is not None:
         if outcome.finished:

@@ -34,7 +34,7 @@ class V0Pool(Protocol):
     total: int
 
     @property
-    def free(self) -> int:
+    def num_free_blocks(self) -> int:
         """Blocks that can be taken now (with prefix caching also those that are only cached)."""
 
     def allocate(self, state: V0State) -> None:
@@ -43,7 +43,7 @@ class V0Pool(Protocol):
     def append(self, state: V0State) -> None:
         """Take in the known tokens that the table has not seen yet (one at most)."""
 
-    def release(self, state: V0State) -> None:
+    def free(self, state: V0State) -> None:
         """Free the whole table."""
 
     def full_blocks_touched(self, state: V0State) -> int:
@@ -65,32 +65,32 @@ class CountingPool:
     Every method that takes blocks raises `SchedulerFailedError` when there are none, as the real allocator does.
     """
 
-    __slots__ = ("block_size", "free", "total")
+    __slots__ = ("block_size", "num_free_blocks", "total")
 
     def __init__(self, total: int, block_size: int) -> None:
         self.total = total
-        self.free = total
+        self.num_free_blocks = total
         self.block_size = block_size
 
     def allocate(self, state: V0State) -> None:
         """Take all blocks of the known tokens."""
-        state.seen = state.tokens
-        state.held = -(-state.seen // self.block_size)
-        self._take(state.held)
+        state.seen = state.num_tokens
+        state.num_blocks = -(-state.seen // self.block_size)
+        self._take(state.num_blocks)
 
     def append(self, state: V0State) -> None:
         """A block more when the last one is full."""
-        known = state.prompt + state.output
-        if state.seen < known:
+        fast_requests = state.num_prompt_tokens + state.num_output_tokens
+        if state.seen < fast_requests:
             if state.seen % self.block_size == 0:
-                state.held += 1
+                state.num_blocks += 1
                 self._take(1)
-            state.seen = known
+            state.seen = fast_requests
 
-    def release(self, state: V0State) -> None:
+    def free(self, state: V0State) -> None:
         """Give all blocks back."""
-        self.free += state.held
-        state.held = state.seen = 0
+        self.num_free_blocks += state.num_blocks
+        state.num_blocks = state.seen = 0
 
     def full_blocks_touched(self, state: V0State) -> int:
         """All its full blocks; the last, partly filled one is not counted here."""
@@ -99,8 +99,8 @@ class CountingPool:
     def take_over(self, state: V0State, source: V0Pool) -> None:
         """Move the counts."""
         if isinstance(source, CountingPool):
-            source.free += state.held
-        self._take(state.held)
+            source.num_free_blocks += state.num_blocks
+        self._take(state.num_blocks)
 
     def cached_tokens(self, state: V0State) -> int:
         """Nothing is cached."""
@@ -110,9 +110,9 @@ class CountingPool:
         """Nothing to mark."""
 
     def _take(self, blocks: int) -> None:
-        if blocks > self.free:
+        if blocks > self.num_free_blocks:
             raise SchedulerFailedError("the allocator has no free block (NoFreeBlocksError)")
-        self.free -= blocks
+        self.num_free_blocks -= blocks
 
 
 class CachingPool:
@@ -139,42 +139,42 @@ class CachingPool:
         self._entries = 0
 
     @property
-    def free(self) -> int:
+    def num_free_blocks(self) -> int:
         """Plain free blocks and cached ones that nobody uses."""
         return len(self._plain) + len(self._unused)
 
     def allocate(self, state: V0State) -> None:
         """Share the full blocks whose content is cached, computed or not; take the rest."""
-        state.seen = state.tokens
+        state.seen = state.num_tokens
         full = state.seen // self.block_size
         self.contents.extend(state, full)
         state.blocks = [self._find_or_take(number) for number in state.hashes[:full]]
         if state.seen % self.block_size:
             state.blocks.append(self._take())
-        state.held = len(state.blocks)
+        state.num_blocks = len(state.blocks)
 
     def append(self, state: V0State) -> None:
         """A block more when the last one is full; one that gets full is published."""
-        known = state.prompt + state.output
-        if state.seen == known:
+        fast_requests = state.num_prompt_tokens + state.num_output_tokens
+        if state.seen == fast_requests:
             return
         if state.seen % self.block_size == 0:
             state.blocks.append(self._take())
-        state.seen = known
-        if known % self.block_size == 0:
+        state.seen = fast_requests
+        if fast_requests % self.block_size == 0:
             full = len(state.blocks)
             self.contents.extend(state, full)
             state.blocks[-1] = self._publish(state.blocks[-1], state.hashes[full - 1])
-        state.held = len(state.blocks)
+        state.num_blocks = len(state.blocks)
 
-    def release(self, state: V0State) -> None:
+    def free(self, state: V0State) -> None:
         """Free the table; its blocks bear the time at which the request was last scheduled."""
         if state.last_access is not None:
             for block in state.blocks:
                 self._accessed[block] = state.last_access
         self._give_up(state)
         state.blocks = []
-        state.held = state.seen = 0
+        state.num_blocks = state.seen = 0
 
     def full_blocks_touched(self, state: V0State) -> int:
         """Full blocks that are not cached here, or cached and unused; those in use cost nothing."""
@@ -190,12 +190,12 @@ class CachingPool:
             source._give_up(state)
         full = state.seen // self.block_size
         moved = [self._find_or_take(n) for n in state.hashes[:full]]
-        moved.extend(self._take() for _ in range(state.held - full))
+        moved.extend(self._take() for _ in range(state.num_blocks - full))
         state.blocks = moved
 
     def cached_tokens(self, state: V0State) -> int:
         """The hit, by binary search over the full blocks as in the real one; a hit block must be computed."""
-        full = state.tokens // self.block_size
+        full = state.num_tokens // self.block_size
         self.contents.extend(state, full)
         hashes = state.hashes[:full]
         return bisect_left(hashes, True, key=self._is_miss) * self.block_size
@@ -297,34 +297,34 @@ class V0Memory:
         self.gpu, self.cpu = make_pools(
             config.num_blocks, config.num_cpu_blocks, config.block_size, config.enable_prefix_caching
         )
-        self.watermark = int(WATERMARK * config.num_blocks)
+        self.watermark_blocks = int(WATERMARK * config.num_blocks)
         self.block_size = config.block_size
         self.first_manager = profile.first_block_manager
 
     def room_for(self, state: V0State) -> str:
         """Whether all blocks of a prompt fit above the watermark: "now", "later" or "never". Hits do not help."""
-        blocks = -(-state.tokens // self.block_size)
-        if self.gpu.total - blocks < self.watermark:
+        blocks = -(-state.num_tokens // self.block_size)
+        if self.gpu.total - blocks < self.watermark_blocks:
             return "never"
-        return "now" if self.gpu.free - blocks >= self.watermark else "later"
+        return "now" if self.gpu.num_free_blocks - blocks >= self.watermark_blocks else "later"
 
     def room_to_return(self, state: V0State) -> str:
         """The same for a swapped request: "now", "later" or "never"."""
         touched = self._blocks_to_swap(state, to_gpu=True)
         if touched > self.gpu.total:
             return "never"
-        return "now" if self.gpu.free - touched >= self.watermark else "later"
+        return "now" if self.gpu.num_free_blocks - touched >= self.watermark_blocks else "later"
 
     def can_append(self, state: V0State) -> bool:
         """A free block for the worst case: even where the last block has room, one must be free."""
-        return self.gpu.free >= self._blocks_to_append(state)
+        return self.gpu.num_free_blocks >= self._blocks_to_append(state)
 
     def swap_out(self, state: V0State) -> None:
         """Move a request to the CPU. Raises `SchedulerFailedError` when it has no room, as the real engine does."""
         touched = self._blocks_to_swap(state, to_gpu=False)
-        if touched > self.cpu.free:
+        if touched > self.cpu.num_free_blocks:
             raise SchedulerFailedError(
-                f"request {state.id!r} cannot be swapped out: {touched} CPU blocks are needed, {self.cpu.free} are "
+                f"request {state.id!r} cannot be swapped out: {touched} CPU blocks are needed, {self.cpu.num_free_blocks} are "
                 "free (the engine stops with a RuntimeError in scheduler.py: lack of CPU swap space)"
             )
         self.cpu.take_over(state, self.gpu)
@@ -339,9 +339,9 @@ class V0Memory:
     def drop(self, state: V0State) -> None:
         """Free the blocks of an aborted request, wherever they are."""
         if state.status == "running":
-            self.gpu.release(state)
+            self.gpu.free(state)
         elif state.status == "swapped":
-            self.cpu.release(state)
+            self.cpu.free(state)
 
     def _blocks_to_append(self, state: V0State) -> int:
         """Blocks that the next append touches: one, but none in a prompt that ends with its last block.
@@ -358,6 +358,6 @@ class V0Memory:
     def _blocks_to_swap(self, state: V0State, *, to_gpu: bool) -> int:
         """Blocks that a swap is expected to take: the full ones and what the next append touches."""
         if self.first_manager:
-            return state.held + (1 if to_gpu else 0)
+            return state.num_blocks + (1 if to_gpu else 0)
         pool = self.gpu if to_gpu else self.cpu
         return pool.full_blocks_touched(state) + self._blocks_to_append(state)

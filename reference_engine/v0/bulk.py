@@ -1,6 +1,6 @@
-"""The V0 scheduler of the fast path: decoding requests move in bulk, only the others are looked at one by one.
+"""The V0 scheduler of the fast path: decoding requests move together, only the others are looked at one by one.
 
-A *beat* is a batch in which the members of the bulk decode one token each; a batch of prefills alone is none. Only
+A decode step is a batch in which all decoding requests get a token; a batch of prefills alone is none. Only
 the walk over the running queue differs from `V0Scheduler`, and it falls back to that one whenever somebody lacks a
 block or the budget.
 """
@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from typing import cast
 
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.decoding import MEMBER_FIELDS, Bulk, Member
+from reference_engine.model.decoding import DECODING_FIELDS, DecodingBatch, DecodingRequest
 from reference_engine.model.ledger import RequestRecord
 from reference_engine.model.step import RequestId
 from reference_engine.v0.blocks import CountingPool
 from reference_engine.v0.profile import profile_for
 from reference_engine.v0.scheduler import V0Scheduler
-from reference_engine.v0.step import Turn, V0State, V0Step
+from reference_engine.v0.step import Decisions, V0State, V0Step
 
-__all__ = ["V0BulkScheduler", "V0FastState", "v0_bulk_possible"]
+__all__ = ["V0FastScheduler", "V0FastState", "v0_fast_path_covers"]
 
 
-def v0_bulk_possible(config: EngineConfig) -> bool:
+def v0_fast_path_covers(config: EngineConfig) -> bool:
     """Whether the fast path knows this engine.
 
     It knows FCFS without prefix caching, delays or several partial prefills, since 0.5.5 (with chunks since 0.6.4).
@@ -38,24 +38,24 @@ def v0_bulk_possible(config: EngineConfig) -> bool:
     return config.max_num_partial_prefills == 1 or not profile.partial_prefills
 
 
-class V0FastState(Member, V0State):
-    """A request that may be a bulk member; a tick of its bulk is a beat.
+class V0FastState(DecodingRequest, V0State):
+    """A request that may join the decoding batch.
 
-    `beaten` says of one that left whether it had a beat.
+    `had_decode_step` says of one that left whether it had a decode step in it.
     """
 
-    __slots__ = (*MEMBER_FIELDS, "beaten")
+    __slots__ = (*DECODING_FIELDS, "had_decode_step")
 
     def __init__(self, record: RequestRecord, max_model_len: int) -> None:
         super().__init__(record, max_model_len)
-        self.beaten = False
+        self.had_decode_step = False
 
 
-class V0BulkScheduler(V0Scheduler):
-    """Decides as `V0Scheduler`; `left` tells its owner who left the bulk in the last decision, and after which beat.
+class V0FastScheduler(V0Scheduler):
+    """Decides as `V0Scheduler`; `left_batch` tells its owner who left the decoding batch in the last decision.
 
     Args:
-        config: an engine for which `v0_bulk_possible` holds.
+        config: an engine for which `v0_fast_path_covers` holds.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -64,20 +64,20 @@ class V0BulkScheduler(V0Scheduler):
         assert isinstance(pool, CountingPool)  # as without prefix caching
         self.pool = pool
         self.size = config.block_size
-        self.beat = 0
-        self.bulk: Bulk[V0FastState] = Bulk(config.block_size)
-        self.left: list[V0FastState] = []
+        self.decode_step = 0
+        self.decoding_batch: DecodingBatch[V0FastState] = DecodingBatch(config.block_size)
+        self.left_batch: list[V0FastState] = []
         self.dropped: list[V0FastState] = []
         self.in_step = 0
-        self._eventless = V0Step()  # one for all beats without an event: nobody writes to it
+        self._eventless = V0Step()  # one for all decode steps without an event: nobody writes to it
 
     @property
-    def known(self) -> dict[RequestId, V0FastState]:
+    def fast_requests(self) -> dict[RequestId, V0FastState]:
         """The requests inside by id; whoever is in it came by `enter`."""
         return cast("dict[RequestId, V0FastState]", self.states)
 
     @property
-    def walk(self) -> deque[V0FastState]:
+    def fast_running(self) -> deque[V0FastState]:
         """The running queue; whoever is in it came by `enter`."""
         return cast("deque[V0FastState]", self.running)
 
@@ -96,32 +96,34 @@ class V0BulkScheduler(V0Scheduler):
         return state
 
     def decide(self, now: float) -> V0Step:
-        """Decide the next batch: `scheduled` only holds what is outside the bulk, whose size is `in_step`."""
+        """Decide the next batch: `scheduled` only holds what is outside the decoding batch, whose size is `in_step`."""
         self.in_step = 0
         self.dropped = []
-        if not self.waiting and not self.swapped and self._all_decode() and self._beat():
+        if not self.waiting and not self.swapped and self._all_decode() and self._decode_step():
             return self._eventless
-        turn = self._decide(now)
-        step = turn.step()
-        self._close(turn, step)
-        self.dropped = cast("list[V0FastState]", turn.dropped())
+        decisions = self._decide(now)
+        step = decisions.step()
+        self._close(decisions, step)
+        self.dropped = cast("list[V0FastState]", decisions.dropped())
         return step
 
     def join(self, state: V0FastState) -> None:
-        """A request that has just got a token, and not its last, decodes in bulk from the next beat on."""
-        self.bulk.join(state, self.beat, state.output)
+        """A request that has just got a token, and not its last, joins the decoding batch from the next decode step on."""
+        self.decoding_batch.join(state, self.decode_step, state.num_output_tokens)
 
     def leave(self, state: V0FastState) -> None:
-        """Take a request out of the bulk after the current beat and write its plain fields."""
-        state.beaten = state.first <= self.beat
-        state.computed = state.seen = computed = self.bulk.leave(state, self.beat)
-        state.output = state.out_base + self.beat
-        state.held = -(-computed // self.size)
-        state.record.reached = max(state.record.reached, computed)
+        """Take a request out of the decoding batch after the current decode step and write its plain fields."""
+        state.had_decode_step = state.first <= self.decode_step
+        state.num_computed_tokens = state.seen = num_computed_tokens = self.decoding_batch.leave(
+            state, self.decode_step
+        )
+        state.num_output_tokens = state.output_base + self.decode_step
+        state.num_blocks = -(-num_computed_tokens // self.size)
+        state.record.reached = max(state.record.reached, num_computed_tokens)
 
     def retire(self) -> list[V0FastState]:
-        """The members whose last token came with the current beat, in running order, taken out of the bulk."""
-        retired = self.bulk.due(self.beat)
+        """Take those out of the decoding batch whose last token came with the current decode step, in running order."""
+        retired = self.decoding_batch.finishing_in(self.decode_step)
         for state in retired:
             self.leave(state)
         if len(retired) > 1:
@@ -135,109 +137,111 @@ class V0BulkScheduler(V0Scheduler):
             state.status = "finished"
             del self.states[state.id]
             self.running.remove(state)
-            self.pool.release(state)
+            self.pool.free(state)
 
-    def member_tokens(self) -> int:
-        """Computed tokens of all members after the current beat."""
-        return self.bulk.tokens(self.beat)
+    def decoding_tokens(self) -> int:
+        """Computed tokens of all decoding requests after the current decode step."""
+        return self.decoding_batch.num_computed_tokens(self.decode_step)
 
-    def written_out(self, step: V0Step) -> V0Step:
-        """The step with the bulk's members in their places, as `V0Scheduler` writes it."""
+    def full_step(self, step: V0Step) -> V0Step:
+        """The step with the decoding requests in their places, as `V0Scheduler` writes it."""
         full = V0Step(**{name: getattr(step, name) for name in V0Step.__dataclass_fields__})
         members: dict[int | str, int] = {}
         if self.in_step:
-            members = {s.id: 1 for s in self.walk if s.bulk}
+            members = {s.id: 1 for s in self.fast_running if s.decoding}
         others = list(step.scheduled.items())
         prefills, decodes = others[: step.prefill_groups], others[step.prefill_groups :]
         full.scheduled = {**dict(prefills), **members, **dict(decodes)}
-        positions = {i: self.known[i].base + self.beat for i in members}
+        positions = {i: self.fast_requests[i].base + self.decode_step for i in members}
         full.spans = {**step.spans, **{i: (end - 1, end) for i, end in positions.items()}}
         full.sampled = [i for i in full.scheduled if i in members or i in step.sampled]
         self._describe(full)
-        full.num_computed = [s.base + self.beat if s.bulk else s.computed for s in self.walk]
+        full.num_computed_tokens = [
+            s.base + self.decode_step if s.decoding else s.num_computed_tokens for s in self.fast_running
+        ]
         return full
 
     def _all_decode(self) -> bool:
-        return 0 < self.bulk.count == len(self.running)
+        return 0 < self.decoding_batch.count == len(self.running)
 
-    def _beat(self) -> bool:
-        """Give every member its token if blocks and budget allow; False leaves everything as it was."""
-        members = self.bulk.count
+    def _decode_step(self) -> bool:
+        """Give every decoding request its token if blocks and budget allow; False leaves everything as it was."""
+        members = self.decoding_batch.count
         if not 0 < members <= self.config.max_num_batched_tokens:
             return False
-        beat = self.beat + 1
-        crossing = self.bulk.crossing(beat)
+        decode_step = self.decode_step + 1
+        needing_block = self.decoding_batch.needing_block(decode_step)
         last = self.running[members - 1]
-        before_last = len(crossing) - (last in crossing)
-        if self.pool.free < 1 + before_last:  # one free block for each append, full block or not
+        before_last = len(needing_block) - (last in needing_block)
+        if self.pool.num_free_blocks < 1 + before_last:  # one free block for each append, full block or not
             return False
-        self.pool.free -= len(crossing)
-        self.beat = beat
+        self.pool.num_free_blocks -= len(needing_block)
+        self.decode_step = decode_step
         self.in_step = members
         return True
 
-    def _run(self, turn: Turn) -> None:
-        if not self._run_in_bulk(turn):
-            self._take_apart()
-            super()._run(turn)
+    def _run(self, decisions: Decisions) -> None:
+        if not self._run_together(decisions):
+            self._take_batch_apart()
+            super()._run(decisions)
 
-    def _run_in_bulk(self, turn: Turn) -> bool:
-        """The walk when the running queue holds members, then prefills under way, and all get what they want."""
+    def _run_together(self, decisions: Decisions) -> bool:
+        """The walk when decoding requests come first, then prefills under way, and all get what they want."""
         if self.chunked and self.swapped:
             return False
-        members = self.bulk.count
-        walk = self.walk
-        singles = [walk[index] for index in range(members - len(walk), 0)]
-        if any(s.bulk or not s.in_prefill for s in singles):
+        members = self.decoding_batch.count
+        fast_running = self.fast_running
+        singles = [fast_running[index] for index in range(members - len(fast_running), 0)]
+        if any(s.decoding or not s.in_prefill for s in singles):
             return False
         if singles and not self._singles_fit(singles):
             return False
-        if not self._beat():
+        if not self._decode_step():
             if singles or not 0 < members <= self.config.max_num_batched_tokens:
                 return False
-            self._beat_short(turn)
-        turn.tokens = self.bulk.count
+            self._decode_step_short_of_blocks(decisions)
+        decisions.num_batched_tokens = self.decoding_batch.count
         if self.chunked:
-            turn.seats = self.bulk.count + len(singles)
+            decisions.num_curr_seqs = self.decoding_batch.count + len(singles)
         for _ in singles:
             self.running.pop()
         for state in singles:
-            tokens = turn.chunk(state.uncomputed)
-            turn.tokens += tokens
-            turn.running_prefills.append((state, tokens))
+            tokens = decisions.chunk(state.uncomputed)
+            decisions.num_batched_tokens += tokens
+            decisions.running_prefills.append((state, tokens))
         return True
 
-    def _beat_short(self, turn: Turn) -> None:
-        """A beat with too few blocks: in running order, whoever sees none free evicts from the end."""
-        crossing = self.bulk.crossing(self.beat + 1)
-        for state in list(self.walk):
-            if not state.bulk:
+    def _decode_step_short_of_blocks(self, decisions: Decisions) -> None:
+        """A decode step with too few blocks: in running order, whoever sees none free evicts from the end."""
+        needing_block = self.decoding_batch.needing_block(self.decode_step + 1)
+        for state in list(self.fast_running):
+            if not state.decoding:
                 break  # evicted, and so are all behind it
-            while self.pool.free < 1:
-                victim = self.walk.pop()
-                self.leave(victim)
-                self.left.append(victim)
-                self._preempt(victim, turn.preempted, turn.swapped_out)
-                if victim is state:
+            while self.pool.num_free_blocks < 1:
+                preempted_req = self.fast_running.pop()
+                self.leave(preempted_req)
+                self.left_batch.append(preempted_req)
+                self._preempt(preempted_req, decisions.preempted, decisions.swapped_out)
+                if preempted_req is state:
                     break
             else:
-                self.pool.free -= state in crossing
-        if self.bulk.count:
-            self.beat += 1
-            self.in_step = self.bulk.count
+                self.pool.num_free_blocks -= state in needing_block
+        if self.decoding_batch.count:
+            self.decode_step += 1
+            self.in_step = self.decoding_batch.count
 
     def _singles_fit(self, singles: list[V0FastState]) -> bool:
         """Each gets at least one token of the budget, and sees the free block that its append asks for."""
-        left = self.config.max_num_batched_tokens - self.bulk.count
+        left = self.config.max_num_batched_tokens - self.decoding_batch.count
         for state in singles:
             if left <= 0:
                 return False
             left -= min(left, state.uncomputed)
-        return self.pool.free > len(self.bulk.crossing(self.beat + 1))
+        return self.pool.num_free_blocks > len(self.decoding_batch.needing_block(self.decode_step + 1))
 
-    def _take_apart(self) -> None:
-        """All members become single again."""
-        for state in self.walk:
-            if state.bulk:
+    def _take_batch_apart(self) -> None:
+        """All decoding requests become single again."""
+        for state in self.fast_running:
+            if state.decoding:
                 self.leave(state)
-                self.left.append(state)
+                self.left_batch.append(state)

@@ -15,7 +15,7 @@ from reference_engine.model.request import Request
 from reference_engine.model.step import Outcome, RequestId, Step
 from reference_engine.v0.blocks import V0Memory
 from reference_engine.v0.profile import profile_for
-from reference_engine.v0.step import Turn, V0State, V0Step
+from reference_engine.v0.step import Decisions, V0State, V0Step
 
 __all__ = ["V0Scheduler"]
 
@@ -59,7 +59,7 @@ class V0Scheduler:
         """Requests that are waiting, running or swapped out."""
         return len(self.states)
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Queue a new request at the end."""
         state = V0State(request, self.config.max_model_len)
         self.states[request.id] = state
@@ -82,67 +82,70 @@ class V0Scheduler:
         Raises:
             SchedulerFailedError: the real scheduler raises here.
         """
-        turn = self._decide(now)
-        step = turn.step()
-        self._close(turn, step)
+        decisions = self._decide(now)
+        step = decisions.step()
+        self._close(decisions, step)
         self._describe(step)
         return step
 
-    def _decide(self, now: float) -> Turn:
-        turn = Turn(self.config, now, self.looks_up)
+    def _decide(self, now: float) -> Decisions:
+        decisions = Decisions(self.config, now, self.looks_up)
         if self.profile.sorted_by_arrival and self.config.delay_factor > 0:
             self._delayed = (list(self.waiting), list(self.running))
         if self.chunked:
-            self._schedule_chunked(turn)
+            self._schedule_chunked(decisions)
         else:
-            self._schedule_default(turn)
-        if turn.tokens > self.config.max_num_batched_tokens or turn.seats > self.config.max_num_seqs:
+            self._schedule_default(decisions)
+        if (
+            decisions.num_batched_tokens > self.config.max_num_batched_tokens
+            or decisions.num_curr_seqs > self.config.max_num_seqs
+        ):
             raise SchedulerFailedError(
                 "more was scheduled than max_num_batched_tokens or max_num_seqs allow "
                 "(the engine stops with an AssertionError in scheduler.py)"
             )
-        return turn
+        return decisions
 
-    def _schedule_default(self, turn: Turn) -> None:
+    def _schedule_default(self, decisions: Decisions) -> None:
         """Prefills, or else decodes; swapped requests come back only in a step that evicted nobody."""
-        turn.seats = len(self.running)
+        decisions.num_curr_seqs = len(self.running)
         if self.swapped:
-            turn.blocked = "kv"
+            decisions.blocked = "kv"
         else:
-            self._admit(turn)
-        if turn.prefills or (turn.ignored and self.profile.ignored_ends_step):
-            self.running.extend(state for state, _tokens in turn.prefills)
+            self._admit(decisions)
+        if decisions.prefills or (decisions.ignored and self.profile.ignored_ends_step):
+            self.running.extend(state for state, _tokens in decisions.prefills)
             return
         if self.by_priority:
-            self._preempt_by_priority(turn)
-        self._run(turn)
-        if not turn.evicted:
-            self._swap_in(turn)
-        self.waiting.extendleft(turn.preempted)
-        self.running.extend(chain(turn.decodes, turn.swapped_decodes))
-        self.swapped.extend(turn.swapped_out)
+            self._preempt_by_priority(decisions)
+        self._run(decisions)
+        if not decisions.evicted:
+            self._swap_in(decisions)
+        self.waiting.extendleft(decisions.preempted)
+        self.running.extend(chain(decisions.decodes, decisions.swapped_decodes))
+        self.swapped.extend(decisions.swapped_out)
 
-    def _schedule_chunked(self, turn: Turn) -> None:
+    def _schedule_chunked(self, decisions: Decisions) -> None:
         """Decodes and running prefills, then the swapped, then new prefills, even in a step that evicted."""
         if self.partial_prefills > 1:
             queues = (self.running, self.waiting)
-            turn.share_budget(*queues, self.partial_prefills, self.long_prefill)
-        self._run(turn)
-        if not turn.evicted:
-            self._swap_in(turn)
-        self._admit(turn)
-        self.waiting.extendleft(turn.preempted)
-        running_prefills = turn.running_prefills
+            decisions.share_budget(*queues, self.partial_prefills, self.long_prefill)
+        self._run(decisions)
+        if not decisions.evicted:
+            self._swap_in(decisions)
+        self._admit(decisions)
+        self.waiting.extendleft(decisions.preempted)
+        running_prefills = decisions.running_prefills
         if self.profile.partial_prefills:  # those that finish in this step come first
             running_prefills = sorted(running_prefills, key=lambda c: c[0].uncomputed != c[1])
-        new = [state for state, _tokens in turn.prefills]
-        walked = turn.decodes + [state for state, _tokens in running_prefills]
-        back = turn.swapped_decodes + [state for state, _tokens in turn.swapped_prefills]
+        new = [state for state, _tokens in decisions.prefills]
+        walked = decisions.decodes + [state for state, _tokens in running_prefills]
+        back = decisions.swapped_decodes + [state for state, _tokens in decisions.swapped_prefills]
         if self.profile.new_prefills_first:
             self.running.extend(new + walked + back)
         else:
             self.running.extend(back + walked + new)
-        self.swapped.extend(turn.swapped_out)
+        self.swapped.extend(decisions.swapped_out)
 
     def _new_tokens(self, state: V0State) -> tuple[int, int]:
         """(uncached, cached) tokens that a request wants next."""
@@ -151,12 +154,12 @@ class V0Scheduler:
             return wanted, 0
         if state.cached is None:
             state.cached = self.memory.gpu.cached_tokens(state)
-        if state.cached < state.computed and state.status == "swapped":
+        if state.cached < state.num_computed_tokens and state.status == "swapped":
             raise SchedulerFailedError(
                 f"request {state.id!r} was swapped out in the middle of its prefill and cannot come back with prefix "
                 "caching (the engine stops with an AssertionError in scheduler.py)"
             )
-        hit = max(0, state.cached - state.computed)
+        hit = max(0, state.cached - state.num_computed_tokens)
         if 0 < hit == wanted:  # something must be computed to get a token
             hit -= 1
         return wanted - hit, hit
@@ -174,7 +177,7 @@ class V0Scheduler:
                 )
             state.cached = None
 
-    def _run(self, turn: Turn) -> None:
+    def _run(self, decisions: Decisions) -> None:
         """Walk the running queue; who cannot append a token evicts from its end, or itself when it is the last."""
         if self.profile.sorted_by_arrival:
             self.running = deque(sorted(self.running, key=lambda state: state.arrival))
@@ -182,47 +185,47 @@ class V0Scheduler:
         while queue:
             tokens = 1
             if self.chunked:
-                tokens = turn.chunk(self._new_tokens(queue[0])[0])
+                tokens = decisions.chunk(self._new_tokens(queue[0])[0])
                 if tokens == 0:
                     break
             state = queue.popleft()
-            if self._make_room(state, turn):
-                self._take_along(state, tokens, turn)
+            if self._make_room(state, decisions):
+                self._take_along(state, tokens, decisions)
 
-    def _make_room(self, state: V0State, turn: Turn) -> bool:
+    def _make_room(self, state: V0State, decisions: Decisions) -> bool:
         """Evict until `state` can append; False when it had to go itself.
 
         The test is the worst case: a free block for every request, even where the last block has room
         (0.8.5, `core/block_manager.py`).
         """
         while not self.memory.can_append(state):
-            victim = self.running.pop() if self.running else state
-            self._preempt(victim, turn.preempted, turn.swapped_out)
-            if victim is state:
+            preempted_req = self.running.pop() if self.running else state
+            self._preempt(preempted_req, decisions.preempted, decisions.swapped_out)
+            if preempted_req is state:
                 return False
         return True
 
-    def _take_along(self, state: V0State, tokens: int, turn: Turn) -> None:
+    def _take_along(self, state: V0State, tokens: int, decisions: Decisions) -> None:
         self.memory.gpu.append(state)
-        turn.tokens += tokens
+        decisions.num_batched_tokens += tokens
         if self.chunked:
-            turn.seats += 1
+            decisions.num_curr_seqs += 1
         if state.in_prefill:
-            turn.running_prefills.append((state, tokens))
+            decisions.running_prefills.append((state, tokens))
         else:
-            turn.decodes.append(state)
+            decisions.decodes.append(state)
 
     def _preempt(self, state: V0State, recomputed: list[V0State], swapped_out: list[V0State]) -> None:
         """Take a running request's blocks: to be recomputed, or swapped out to the CPU."""
         if not self.swaps:
-            self.memory.gpu.release(state)
+            self.memory.gpu.free(state)
             state.restart()
             recomputed.append(state)
             return
         self.memory.swap_out(state)
         swapped_out.append(state)
 
-    def _swap_in(self, turn: Turn) -> None:
+    def _swap_in(self, decisions: Decisions) -> None:
         """Bring back swapped requests from the head, as long as blocks, watermark and budget allow.
 
         A request swapped out in the middle of its prefill wants the whole rest at once, also in chunked mode.
@@ -233,76 +236,78 @@ class V0Scheduler:
             state = self.swapped[0]
             room = self.memory.room_to_return(state)
             if room == "never":
-                turn.given_up.append(self.swapped.popleft())
+                decisions.given_up.append(self.swapped.popleft())
                 continue
             if room == "later":
                 break
             uncached, cached = self._new_tokens(state)
-            if not turn.affords(uncached):
+            if not decisions.affords(uncached):
                 self._forget_hit(state)
                 break
             self.swapped.popleft()
             self.memory.swap_in(state)
-            turn.swapped_in.append(state)
-            turn.tokens += uncached
-            turn.seats += 1
+            decisions.swapped_in.append(state)
+            decisions.num_batched_tokens += uncached
+            decisions.num_curr_seqs += 1
             if state.in_prefill:
-                turn.swapped_prefills.append((state, uncached + cached))
+                decisions.swapped_prefills.append((state, uncached + cached))
             else:
-                turn.swapped_decodes.append(state)
+                decisions.swapped_decodes.append(state)
 
-    def _admit(self, turn: Turn) -> None:
+    def _admit(self, decisions: Decisions) -> None:
         """Admit prompts from the head; all blocks of a prompt are taken at once, its chunk may be shorter."""
-        if self.profile.partial_prefills and turn.tokens >= self.config.max_num_batched_tokens:
-            turn.blocked = "budget" if self.waiting else None
+        if self.profile.partial_prefills and decisions.num_batched_tokens >= self.config.max_num_batched_tokens:
+            decisions.blocked = "budget" if self.waiting else None
             return
         passed_over: list[V0State] = []
-        while self._delay_is_over(turn.now) and self.waiting:
+        while self._delay_is_over(decisions.now) and self.waiting:
             state = self.waiting[0]
             if state.status == "swapped":
                 raise _swapped_in_waiting(state)
-            if self._is_one_long_too_many(state, turn):
+            if self._is_one_long_too_many(state, decisions):
                 passed_over.append(self.waiting.popleft())
                 continue
             uncached, cached = self._new_tokens(state)
             if self.chunked:
-                uncached = turn.chunk(uncached)
+                uncached = decisions.chunk(uncached)
             room = self.memory.room_for(state)
             if uncached + cached > self._prompt_limit or room == "never":
-                turn.ignored.append(self.waiting.popleft())
+                decisions.ignored.append(self.waiting.popleft())
                 continue
             if room == "later":
-                turn.blocked = "kv"
+                decisions.blocked = "kv"
                 self._forget_hit(state)
                 break
-            too_padded = self.profile.padded_prefill and turn.is_padded_by(state.tokens)
-            if too_padded or not turn.affords(uncached):
-                turn.blocked = "seat" if turn.seats >= self.config.max_num_seqs else "budget"
+            too_padded = self.profile.padded_prefill and decisions.is_padded_by(state.num_tokens)
+            if too_padded or not decisions.affords(uncached):
+                decisions.blocked = "seat" if decisions.num_curr_seqs >= self.config.max_num_seqs else "budget"
                 self._forget_hit(state)
                 break
             self.waiting.popleft()
-            self._admit_one(state, uncached, cached, turn)
-        if turn.blocked is None and (self.waiting or passed_over):
-            turn.blocked = "budget"
+            self._admit_one(state, uncached, cached, decisions)
+        if decisions.blocked is None and (self.waiting or passed_over):
+            decisions.blocked = "budget"
         self.waiting.extendleft(reversed(passed_over))
-        self._previous_was_prompt = bool(turn.prefills)
+        self._previous_was_prompt = bool(decisions.prefills)
 
-    def _admit_one(self, state: V0State, uncached: int, cached: int, turn: Turn) -> None:
+    def _admit_one(self, state: V0State, uncached: int, cached: int, decisions: Decisions) -> None:
         self.memory.gpu.allocate(state)
         state.status = "running"
-        turn.long_prefills += state.uncomputed > self.long_prefill
-        turn.prefills.append((state, uncached + cached))
-        turn.tokens += uncached
+        decisions.long_prefills += state.uncomputed > self.long_prefill
+        decisions.prefills.append((state, uncached + cached))
+        decisions.num_batched_tokens += uncached
         if self.profile.padded_prefill:
-            turn.tokens = len(turn.prefills) * max(tokens for _state, tokens in turn.prefills)
-        turn.seats += 1
+            decisions.num_batched_tokens = len(decisions.prefills) * max(
+                tokens for _state, tokens in decisions.prefills
+            )
+        decisions.num_curr_seqs += 1
 
-    def _is_one_long_too_many(self, state: V0State, turn: Turn) -> bool:
+    def _is_one_long_too_many(self, state: V0State, decisions: Decisions) -> bool:
         """Short prompts may pass a long one while `max_long_partial_prefills` long ones are under way."""
         return (
             self.partial_prefills > 1
             and state.uncomputed > self.long_prefill
-            and turn.long_prefills >= self.config.max_long_partial_prefills
+            and decisions.long_prefills >= self.config.max_long_partial_prefills
         )
 
     def _delay_is_over(self, now: float) -> bool:
@@ -318,7 +323,7 @@ class V0Scheduler:
         oldest = min(state.arrival for state in waiting)
         return now - oldest > self.config.delay_factor * self._prompt_latency
 
-    def _preempt_by_priority(self, turn: Turn) -> None:
+    def _preempt_by_priority(self, decisions: Decisions) -> None:
         """Evict the worst running requests for a strictly better head of the queue, which is admitted later.
 
         The head is the one of the queue as it stands; only then is the queue sorted.
@@ -330,55 +335,55 @@ class V0Scheduler:
             while running and running[-1].rank > head.rank:
                 if head.status == "swapped":
                     raise _swapped_in_waiting(head)
-                if self.memory.room_for(head) == "now" and turn.affords(uncached):
+                if self.memory.room_for(head) == "now" and decisions.affords(uncached):
                     break
-                victim = running.pop()
-                turn.seats -= 1
-                self._preempt(victim, turn.forced, turn.forced_out)
-                self.waiting.appendleft(victim)
+                preempted_req = running.pop()
+                decisions.num_curr_seqs -= 1
+                self._preempt(preempted_req, decisions.forced, decisions.forced_out)
+                self.waiting.appendleft(preempted_req)
             self.waiting.appendleft(head)
             if head.status == "waiting":
                 self._forget_hit(head)
         self.waiting = deque(sorted(self.waiting, key=lambda state: state.rank))
         self.running = deque(running)
 
-    def _close(self, turn: Turn, step: V0Step) -> None:
+    def _close(self, decisions: Decisions, step: V0Step) -> None:
         """After the decisions: blocks count as computed, ignored requests are forgotten."""
         if step.scheduled:
             self.memory.gpu.mark_computed()
-        for state in turn.dropped():
+        for state in decisions.dropped():
             state.status = "finished"
             del self.states[state.id]
         if self.waiting:
-            step.blocked = "kv" if turn.preempted or turn.blocked is None else turn.blocked
+            step.blocked = "kv" if decisions.preempted or decisions.blocked is None else decisions.blocked
 
     def _describe(self, step: V0Step) -> None:
         """Write down the queues as they stand now."""
         step.running = [state.id for state in self.running]
         step.waiting = [state.id for state in self.waiting]
         step.swapped = [state.id for state in self.swapped]
-        step.num_computed = [state.computed for state in self.running]
-        step.free_blocks = self.memory.gpu.free
+        step.num_computed_tokens = [state.num_computed_tokens for state in self.running]
+        step.free_blocks = self.memory.gpu.num_free_blocks
 
-    def update(self, step: Step) -> Outcome:
+    def update_from_output(self, step: Step) -> Outcome:
         """Hand a token to each request that has caught up; free what finished, in the order of the running queue."""
         outcome = Outcome([], [], 0)
         for request_id in step.sampled:
             state = self.states.get(request_id)
             if state is None:  # aborted while the step ran
                 continue
-            state.output += 1
+            state.num_output_tokens += 1
             outcome.tokens.append(request_id)
-            if state.output >= state.limit:
+            if state.num_output_tokens >= state.max_output_tokens:
                 state.status = "finished"
                 outcome.finished.append(request_id)
                 del self.states[request_id]
         if outcome.finished:
             for state in self.running:
                 if state.status == "finished":
-                    self.memory.gpu.release(state)
+                    self.memory.gpu.free(state)
             self.running = deque(state for state in self.running if state.status != "finished")
-        outcome.free_blocks = self.memory.gpu.free
+        outcome.free_blocks = self.memory.gpu.num_free_blocks
         return outcome
 
 

@@ -12,7 +12,7 @@ from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request, RequestState
 from reference_engine.model.step import Step
 
-__all__ = ["Turn", "V0State", "V0Step"]
+__all__ = ["Decisions", "V0State", "V0Step"]
 
 
 class V0State(RequestState):
@@ -30,7 +30,7 @@ class V0State(RequestState):
     def __init__(self, request: Request, max_model_len: int) -> None:
         super().__init__(request, max_model_len)
         # V0 stops when a sequence is longer than the model's length, V1 when it has reached it
-        self.limit = min(request.output_tokens, max(1, max_model_len + 1 - request.prompt_tokens))
+        self.max_output_tokens = min(request.output_tokens, max(1, max_model_len + 1 - request.prompt_tokens))
         self.in_prefill = True
         self.seen = 0
         self.cached: int | None = None
@@ -40,7 +40,7 @@ class V0State(RequestState):
     @property
     def uncomputed(self) -> int:
         """Tokens it wants to compute next: the rest in prefill, one in decode."""
-        return self.prompt + self.output - self.computed if self.in_prefill else 1
+        return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens if self.in_prefill else 1
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -49,13 +49,13 @@ class V0State(RequestState):
 
     def advance(self, tokens: int) -> None:
         """Count `tokens` as computed; prefill ends when nothing is left."""
-        self.computed += tokens
-        if self.computed == self.prompt + self.output:
+        self.num_computed_tokens += tokens
+        if self.num_computed_tokens == self.num_prompt_tokens + self.num_output_tokens:
             self.in_prefill = False
 
     def restart(self) -> None:
         """Go back to the start for a recompute; generated tokens are kept."""
-        self.computed = 0
+        self.num_computed_tokens = 0
         self.in_prefill = True
         self.status = "waiting"
         self.cached = None
@@ -80,7 +80,7 @@ class V0Step(Step):
 
 
 @dataclass(slots=True)
-class Turn:
+class Decisions:
     """The decisions of one `schedule()` call so far.
 
     `tokens` and `seats` are what is used of the budget (cached tokens cost nothing). `share` is the longest chunk
@@ -94,8 +94,8 @@ class Turn:
     config: EngineConfig
     now: float
     whole_blocks: bool = False
-    tokens: int = 0
-    seats: int = 0
+    num_batched_tokens: int = 0
+    num_curr_seqs: int = 0
     share: int | None = None
     long_prefills: int = 0
     prefills: list[Chunk] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Turn:
 
     def chunk(self, wanted: int) -> int:
         """What of `wanted` fits into the budget, also for decodes."""
-        left = self.config.max_num_batched_tokens - self.tokens
+        left = self.config.max_num_batched_tokens - self.num_batched_tokens
         share = left if self.share is None else self.share
         if self.whole_blocks:
             left = min(left, share) // self.config.block_size * self.config.block_size
@@ -155,8 +155,8 @@ class Turn:
 
     def affords(self, tokens: int) -> bool:
         """A seat and the budget for `tokens` (at least one) are left."""
-        left = self.config.max_num_batched_tokens - self.tokens
-        return 0 < tokens <= left and self.seats < self.config.max_num_seqs
+        left = self.config.max_num_batched_tokens - self.num_batched_tokens
+        return 0 < tokens <= left and self.num_curr_seqs < self.config.max_num_seqs
 
     def is_padded_by(self, tokens: int) -> bool:
         """Whether one prompt more makes the batch too long or too uneven.
@@ -183,21 +183,21 @@ class Turn:
         chunks = self.prefills + self.running_prefills + self.swapped_prefills
         step.prefill_groups = len(chunks)
         for state, tokens in chunks:
-            end = state.computed + tokens
-            start = max(state.computed, min(state.cached or 0, end - 1))
+            end = state.num_computed_tokens + tokens
+            start = max(state.num_computed_tokens, min(state.cached or 0, end - 1))
             step.prompt_tokens += tokens
             self._schedule(step, state, start, tokens)
         for state in self.decodes:
-            self._schedule(step, state, state.computed, 1)
+            self._schedule(step, state, state.num_computed_tokens, 1)
         for state in self.swapped_decodes:
             state.cached = state.cached or 0
-            self._schedule(step, state, state.computed, 1)
+            self._schedule(step, state, state.num_computed_tokens, 1)
         return step
 
     def _schedule(self, step: V0Step, state: V0State, start: int, tokens: int) -> None:
         step.scheduled[state.id] = tokens
         state.advance(tokens)
-        step.spans[state.id] = (start, state.computed)
+        step.spans[state.id] = (start, state.num_computed_tokens)
         state.last_access = self.now
         if not state.in_prefill:
             step.sampled.append(state.id)

@@ -1,4 +1,4 @@
-"""A batch of the fast path: bulk members by number, all others as chunks.
+"""A batch of the fast path: decoding requests by number, all others as chunks.
 
 A request on the fast path of V1.
 
@@ -10,22 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.decoding import MEMBER_FIELDS, BulkBatch, Member
+from reference_engine.model.decoding import DECODING_FIELDS, DecodingRequest, FastBatch
 from reference_engine.model.ledger import DECODE, RequestRecord, chunk_kind
 from reference_engine.model.request import RequestState
-from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, OwnedPool
+from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, UnsharedPool
 from reference_engine.v1.profile import profile_of
 
-__all__ = ["Chunk", "FastBatch", "FastState", "Load", "bulk_possible", "fast_pool", "load_of"]
+__all__ = ["Chunk", "ChunkLoad", "FastState", "V1FastBatch", "fast_path_covers", "fast_pool", "load_of"]
 
 
-class FastState(Member):
-    """A request that may be a bulk member; a tick of its bulk is a batch.
+class FastState(DecodingRequest):
+    """A request that may join the decoding batch; every batch is a decode step.
 
     `draining`: its last token is in flight (asynchronous only). `stamp` orders requests as the running list does.
     """
 
-    __slots__ = (*MEMBER_FIELDS, "draining", "stamp")
+    __slots__ = (*DECODING_FIELDS, "draining", "stamp")
 
     def __init__(self, record: RequestRecord, max_model_len: int) -> None:
         super().__init__(record, max_model_len)
@@ -35,7 +35,7 @@ class FastState(Member):
 
 @dataclass(slots=True)
 class Chunk:
-    """A stretch of one request's tokens in a batch, outside the bulk: positions start..end; sampled: a token follows."""
+    """One single request's tokens in a batch: positions start..end; sampled: a token follows."""
 
     state: FastState
     start: int
@@ -44,11 +44,11 @@ class Chunk:
 
 
 @dataclass(slots=True, kw_only=True)
-class FastBatch(BulkBatch):
+class V1FastBatch(FastBatch):
     """A batch of V1.
 
-    `deliveries`: the members that still want their token; `leaving`: members that left the bulk while it was under
-    way; `finishing`: members whose last token it brings; `skipped`: running requests without a token in it.
+    `deliveries`: decoding requests that still want their token; `leaving`: those that left the decoding batch while it
+    was under way; `finishing`: those whose last token it brings; `skipped`: running requests without a token in it.
     """
 
     number: int
@@ -62,12 +62,12 @@ class FastBatch(BulkBatch):
 
     @property
     def uneventful(self) -> bool:
-        """Only members, all of which stay."""
+        """Only decoding requests, all of which stay."""
         return not (self.chunks or self.leaving or self.skipped or self.preempted)
 
 
 @dataclass(slots=True)
-class Load:
+class ChunkLoad:
     """What chunks ask of the device, and what they are: `kinds` is parallel to them, `progress` says that one is new."""
 
     prefill_tokens: int = 0
@@ -77,13 +77,13 @@ class Load:
     kinds: list[int] = field(default_factory=list)
 
 
-def load_of(chunks: list[Chunk]) -> Load:
+def load_of(chunks: list[Chunk]) -> ChunkLoad:
     """The load of a batch's chunks; notes in the records what is computed again, and how far each has come."""
-    load = Load()
+    load = ChunkLoad()
     for chunk in chunks:
         record = chunk.state.record
         reached, start, end = record.reached, chunk.start, chunk.end
-        kind = chunk_kind(start, chunk.state.prompt, reached)
+        kind = chunk_kind(start, chunk.state.num_prompt_tokens, reached)
         load.kinds.append(kind)
         if kind == DECODE:
             load.decode_requests += 1
@@ -98,7 +98,7 @@ def load_of(chunks: list[Chunk]) -> Load:
     return load
 
 
-def bulk_possible(config: EngineConfig) -> bool:
+def fast_path_covers(config: EngineConfig) -> bool:
     """Whether the fast path knows the version: not the priority of 0.9.2 - 0.11.0, not the first async tail."""
     profile = profile_of(config.version)
     if config.engine != "vllm-v1":
@@ -109,10 +109,10 @@ def bulk_possible(config: EngineConfig) -> bool:
     return not priority or profile.victim_rollback == "full"
 
 
-def fast_pool(config: EngineConfig, sharing: bool) -> CountedPool | OwnedPool | BlockPool:
+def fast_pool(config: EngineConfig, sharing: bool) -> CountedPool | UnsharedPool | BlockPool:
     """A pool that only counts where it can: no caching, or caching without content in common (`sharing` False).
 
-    Under `priority` a victim may have registered a block in the step that evicts it, which `OwnedPool` cannot hold.
+    Under `priority` a victim may have cached a block in the step that preempts it, which `UnsharedPool` cannot hold.
     """
     usable = config.num_blocks - 1  # the null block
     profile = profile_of(config.version)
@@ -120,4 +120,4 @@ def fast_pool(config: EngineConfig, sharing: bool) -> CountedPool | OwnedPool | 
         return CountedPool(usable)
     if sharing or (config.policy == "priority" and profile.priority_policy):
         return BlockPool(usable, Contents(config.block_size), profile.unhashed_first)
-    return OwnedPool(usable, profile.unhashed_first)
+    return UnsharedPool(usable, profile.unhashed_first)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from reference_engine.model.request import Request, RequestState
 
-__all__ = ["BlockPool", "Contents", "CountedPool", "OwnedPool", "Pool"]
+__all__ = ["BlockPool", "Contents", "CountedPool", "Pool", "UnsharedPool"]
 Run = tuple[str, int, int]  # stream, index of its first token, tokens
 
 
@@ -29,58 +29,58 @@ class Pool(Protocol):
         """Blocks of the pool, the null block not counted."""
 
     @property
-    def free(self) -> int:
+    def num_free_blocks(self) -> int:
         """Blocks in the free list."""
 
-    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+    def get_computed_blocks(self, state: RequestState, most: int) -> tuple[int, int]:
         """(cached full blocks at the start of the request, at most `most`; how many of them lie in the free list)."""
 
     def admit(self, state: RequestState, hit: int, new: int) -> None:
         """Give a request its `hit` cached blocks and `new` ones from the free list."""
 
-    def grow(self, state: RequestState, new: int) -> None:
+    def allocate_new_blocks(self, state: RequestState, new: int) -> None:
         """Give a running request `new` blocks from the free list."""
 
-    def register(self, state: RequestState, full: int) -> None:
+    def cache_blocks(self, state: RequestState, full: int) -> None:
         """Make the first `full` blocks of a request findable by content."""
 
-    def release(self, state: RequestState) -> None:
+    def free(self, state: RequestState) -> None:
         """Take all blocks of a request back."""
 
 
 class CountedPool:
     """A pool without prefix caching: a number of free blocks."""
 
-    __slots__ = ("free", "usable")
+    __slots__ = ("num_free_blocks", "usable")
 
     def __init__(self, usable: int) -> None:
         self.usable = usable
-        self.free = usable
+        self.num_free_blocks = usable
 
-    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+    def get_computed_blocks(self, state: RequestState, most: int) -> tuple[int, int]:
         """Nothing is ever cached."""
         return 0, 0
 
     def take(self, blocks: int) -> None:
         """Take blocks for requests whose own count is kept elsewhere (the fast path)."""
-        self.free -= blocks
+        self.num_free_blocks -= blocks
 
     def admit(self, state: RequestState, hit: int, new: int) -> None:
         """As `grow`: there are no hits."""
-        self.grow(state, new)
+        self.allocate_new_blocks(state, new)
 
-    def grow(self, state: RequestState, new: int) -> None:
+    def allocate_new_blocks(self, state: RequestState, new: int) -> None:
         """Count `new` blocks from free to held."""
-        self.free -= new
-        state.held += new
+        self.num_free_blocks -= new
+        state.num_blocks += new
 
-    def register(self, state: RequestState, full: int) -> None:
+    def cache_blocks(self, state: RequestState, full: int) -> None:
         """Nothing to register."""
 
-    def release(self, state: RequestState) -> None:
+    def free(self, state: RequestState) -> None:
         """Count all held blocks as free."""
-        self.free += state.held
-        state.held = 0
+        self.num_free_blocks += state.num_blocks
+        state.num_blocks = 0
 
 
 class Contents:
@@ -149,11 +149,11 @@ class BlockPool:
         self._cached: dict[int, dict[int, None]] = {}
 
     @property
-    def free(self) -> int:
+    def num_free_blocks(self) -> int:
         """Blocks in the free list, cached ones included."""
         return len(self._free)
 
-    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+    def get_computed_blocks(self, state: RequestState, most: int) -> tuple[int, int]:
         """The longest run of cached blocks from the start, and how many of them nobody uses."""
         self.contents.extend(state, most)
         hit = unused = 0
@@ -173,17 +173,17 @@ class BlockPool:
                 del self._free[block]
             self._users[block] += 1
             state.blocks.append(block)
-        state.held = state.registered = hit
-        self.grow(state, new)
+        state.num_blocks = state.registered = hit
+        self.allocate_new_blocks(state, new)
 
-    def grow(self, state: RequestState, new: int) -> None:
+    def allocate_new_blocks(self, state: RequestState, new: int) -> None:
         """Take blocks from the front of the free list; what they held is forgotten."""
         for _ in range(new):
             block, _none = self._free.popitem(last=False)
             self._forget(block)
             self._users[block] = 1
             state.blocks.append(block)
-        state.held += new
+        state.num_blocks += new
 
     def _forget(self, block: int) -> None:
         number = self._hash[block]
@@ -195,7 +195,7 @@ class BlockPool:
         if not blocks:
             del self._cached[number]
 
-    def register(self, state: RequestState, full: int) -> None:
+    def cache_blocks(self, state: RequestState, full: int) -> None:
         """Hash the blocks that became full; it happens when they are scheduled, before they are computed."""
         if full <= state.registered:
             return
@@ -206,7 +206,7 @@ class BlockPool:
             self._cached.setdefault(number, {})[block] = None
         state.registered = full
 
-    def release(self, state: RequestState) -> None:
+    def free(self, state: RequestState) -> None:
         """Give the blocks back, last first; those still used by others stay."""
         freed = []
         for block in reversed(state.blocks):
@@ -222,24 +222,24 @@ class BlockPool:
                     self._free[block] = None
                     self._free.move_to_end(block, last=False)
         state.blocks = []
-        state.held = state.registered = 0
+        state.num_blocks = state.registered = 0
 
 
 Segment = list[int]  # [blocks left, 1 if they belong to an evicted request]
 
 
-class OwnedPool:
+class UnsharedPool:
     """Free blocks in the order in which they will be reused, grouped by who left them there."""
 
-    __slots__ = ("_segments", "free", "unhashed_first", "usable")
+    __slots__ = ("_segments", "num_free_blocks", "unhashed_first", "usable")
 
     def __init__(self, usable: int, unhashed_first: bool) -> None:
         self.usable = usable
-        self.free = usable
+        self.num_free_blocks = usable
         self.unhashed_first = unhashed_first
         self._segments: deque[Segment] = deque([[usable, 0]])
 
-    def lookup(self, state: RequestState, most: int) -> tuple[int, int]:
+    def get_computed_blocks(self, state: RequestState, most: int) -> tuple[int, int]:
         """The blocks that are left of an evicted request; all of them lie in the free list."""
         segment = state.segment
         if segment is None:
@@ -253,18 +253,18 @@ class OwnedPool:
             state.segment[0] -= hit
             state.segment[1] = 0
             state.segment = None
-        self.free -= hit
-        state.held = state.registered = hit
-        self.grow(state, new)
+        self.num_free_blocks -= hit
+        state.num_blocks = state.registered = hit
+        self.allocate_new_blocks(state, new)
 
-    def grow(self, state: RequestState, new: int) -> None:
+    def allocate_new_blocks(self, state: RequestState, new: int) -> None:
         """Take blocks from the front of the free list."""
         self.take(new)
-        state.held += new
+        state.num_blocks += new
 
     def take(self, blocks: int) -> None:
         """Take blocks for requests whose own count is kept elsewhere (the fast path)."""
-        self.free -= blocks
+        self.num_free_blocks -= blocks
         segments = self._segments
         while blocks:
             first = segments[0]
@@ -275,16 +275,16 @@ class OwnedPool:
             first[0] = 0
             segments.popleft()
 
-    def register(self, state: RequestState, full: int) -> None:
+    def cache_blocks(self, state: RequestState, full: int) -> None:
         """Count the blocks that carry a hash."""
         if full > state.registered:
             state.registered = full
 
-    def release(self, state: RequestState) -> None:
+    def free(self, state: RequestState) -> None:
         """Give the blocks back; those of an evicted request can be found again until they are taken."""
-        hashed, plain = state.registered, state.held - state.registered
-        self.free += state.held
-        state.held = state.registered = 0
+        hashed, plain = state.registered, state.num_blocks - state.registered
+        self.num_free_blocks += state.num_blocks
+        state.num_blocks = state.registered = 0
         segments = self._segments
         if plain:
             if not self.unhashed_first:

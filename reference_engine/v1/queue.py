@@ -18,19 +18,19 @@ class WaitingQueue(Protocol):
     def __len__(self) -> int:
         """How many wait."""
 
-    def add(self, state: RequestState) -> None:
+    def add_request(self, state: RequestState) -> None:
         """A new request."""
 
-    def put_back(self, state: RequestState) -> None:
+    def prepend_request(self, state: RequestState) -> None:
         """An evicted or skipped request: to the front, or to its place in the order of priority."""
 
-    def head(self) -> RequestState:
+    def peek_request(self) -> RequestState:
         """The request that would be popped."""
 
-    def pop(self) -> RequestState:
+    def pop_request(self) -> RequestState:
         """Take the head."""
 
-    def remove(self, state: RequestState) -> None:
+    def remove_request(self, state: RequestState) -> None:
         """Take a request from anywhere."""
 
     def in_order(self) -> list[RequestState]:
@@ -48,23 +48,23 @@ class FcfsQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, state: RequestState) -> None:
+    def add_request(self, state: RequestState) -> None:
         """At the end."""
         self._queue.append(state)
 
-    def put_back(self, state: RequestState) -> None:
+    def prepend_request(self, state: RequestState) -> None:
         """To the front."""
         self._queue.appendleft(state)
 
-    def head(self) -> RequestState:
+    def peek_request(self) -> RequestState:
         """The first one."""
         return self._queue[0]
 
-    def pop(self) -> RequestState:
+    def pop_request(self) -> RequestState:
         """Take the first one."""
         return self._queue.popleft()
 
-    def remove(self, state: RequestState) -> None:
+    def remove_request(self, state: RequestState) -> None:
         """Take a request from anywhere."""
         self._queue.remove(state)
 
@@ -100,24 +100,24 @@ class PriorityQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, state: RequestState) -> None:
+    def add_request(self, state: RequestState) -> None:
         """To its place in the order."""
         tie = _Tie(state.id) if self._ties == "error" else str(state.id)
         heapq.heappush(self._heap, (state.priority, state.arrival, tie, state))
 
-    def put_back(self, state: RequestState) -> None:
+    def prepend_request(self, state: RequestState) -> None:
         """To its place in the order."""
-        self.add(state)
+        self.add_request(state)
 
-    def head(self) -> RequestState:
+    def peek_request(self) -> RequestState:
         """The lowest one."""
         return self._heap[0][3]
 
-    def pop(self) -> RequestState:
+    def pop_request(self) -> RequestState:
         """Take the lowest one."""
         return heapq.heappop(self._heap)[3]
 
-    def remove(self, state: RequestState) -> None:
+    def remove_request(self, state: RequestState) -> None:
         """Take a request from anywhere."""
         self._heap = [entry for entry in self._heap if entry[3] is not state]
         heapq.heapify(self._heap)

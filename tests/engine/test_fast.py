@@ -17,12 +17,12 @@ from reference_engine.model.step import Step
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.replay.results import make_replay
-from reference_engine.v1.batch import bulk_possible
-from reference_engine.v1.bulk import BulkScheduler
+from reference_engine.v1.batch import fast_path_covers
+from reference_engine.v1.bulk import V1FastScheduler
 from tests.engine.workloads import LINEAR, Roofline, cases
 
 DECISIONS = (
-    "preempted", "new", "resumed", "hits", "running", "waiting", "num_computed", "free_blocks", "blocked",
+    "preempted", "new", "resumed", "hits", "running", "waiting", "num_computed_tokens", "free_blocks", "blocked",
 )  # fmt: skip
 STORY = ("arrival", "cached", "end", "first_token", "ledger", "preemptions", "recomputed", "status", "output")
 MODELS = st.sampled_from([LINEAR, Roofline()])
@@ -70,7 +70,7 @@ def _assert_equal(plain: PlainReplay, fast: FastReplay) -> None:
 @given(case=cases(), model=MODELS)
 def test_each_decision_is_the_plain_one(case: Any, model: StepTime) -> None:
     config, requests, sharing = case
-    assume(bulk_possible(config))
+    assume(fast_path_covers(config))
     plain, steps = _plain(config, model)
     written: list[Step] = []
     fast = FastReplay(config, model, sharing, keep_steps=True, on_step=written.append)
@@ -86,7 +86,7 @@ def test_each_decision_is_the_plain_one(case: Any, model: StepTime) -> None:
 @given(case=cases(), model=MODELS)
 def test_times_ledgers_and_gaps_are_the_plain_ones(case: Any, model: StepTime) -> None:
     config, requests, sharing = case
-    assume(bulk_possible(config))
+    assume(fast_path_covers(config))
     plain, fast = PlainReplay(config, model), FastReplay(config, model, sharing, keep_steps=True)
     error = _run(plain, requests)
     assert _run(fast, requests) == error
@@ -99,7 +99,7 @@ def test_times_ledgers_and_gaps_are_the_plain_ones(case: Any, model: StepTime) -
 @given(case=cases(), steps=st.lists(st.integers(0, 40), min_size=14, max_size=14))
 def test_arrivals_in_steps(case: Any, steps: list[int]) -> None:
     config, requests, sharing = case
-    assume(bulk_possible(config))
+    assume(fast_path_covers(config))
     by_step = [
         Request(r.id, r.prompt_tokens, r.output_tokens, arrival_step=s, arrival_time=r.arrival_time, prompt=r.prompt)
         for r, s in zip(requests, steps, strict=False)
@@ -134,14 +134,14 @@ def test_steps_between_events_are_not_decided_one_by_one(
     monkeypatch: pytest.MonkeyPatch, asynchronous: bool, sharing: bool
 ) -> None:
     decided = 0
-    decide = BulkScheduler.decide
+    decide = V1FastScheduler.decide
 
-    def counted(scheduler: BulkScheduler) -> Any:
+    def counted(scheduler: V1FastScheduler) -> Any:
         nonlocal decided
         decided += 1
         return decide(scheduler)
 
-    monkeypatch.setattr(BulkScheduler, "decide", counted)
+    monkeypatch.setattr(V1FastScheduler, "decide", counted)
     config = EngineConfig(num_blocks=1001, async_scheduling=asynchronous)
     replay = FastReplay(config, LINEAR, sharing)
     replay.run([Request(number, 50, 300) for number in range(4)])

@@ -57,7 +57,7 @@ def test_every_step_keeps_to_budget_seats_and_blocks(case: Any) -> None:
                 finished.update(turn.outcome.finished)
     except EngineError:
         assume(False)
-    assert scheduler.pool.free == config.num_blocks - 1
+    assert scheduler.pool.num_free_blocks == config.num_blocks - 1
     assert finished == Counter(r.id for r in requests)
     for request in requests:  # nobody is lost, nobody gets a token twice
         wanted = min(request.output_tokens, config.max_model_len - request.prompt_tokens)

@@ -98,7 +98,7 @@ def used_blocks(scheduler: V0Scheduler, states: Iterable[V0State]) -> int:
     """Blocks that these requests hold; with prefix caching shared ones count once."""
     if scheduler.config.enable_prefix_caching:
         return len({block for state in states for block in state.blocks})
-    return sum(state.held for state in states)
+    return sum(state.num_blocks for state in states)
 
 
 @settings(max_examples=150, deadline=None)
@@ -110,12 +110,12 @@ def test_blocks_are_conserved_on_gpu_and_cpu(config: EngineConfig, requests: lis
     for turn in watched(scheduler, requests):
         seen.update(scheduler.states)
         assert turn.outcome is not None
-        assert turn.outcome.free_blocks == gpu.free
+        assert turn.outcome.free_blocks == gpu.num_free_blocks
         running = [state for state in seen.values() if state.status == "running"]
-        assert gpu.free + used_blocks(scheduler, running) == gpu.total
+        assert gpu.num_free_blocks + used_blocks(scheduler, running) == gpu.total
         # a swapped request that is given up keeps its CPU blocks, as in the real engine
         outside = [s for s in seen.values() if s.status in ("swapped", "finished")]
-        assert cpu.free + used_blocks(scheduler, outside) == cpu.total
+        assert cpu.num_free_blocks + used_blocks(scheduler, outside) == cpu.total
 
 
 @settings(max_examples=150, deadline=None)
@@ -153,7 +153,7 @@ def test_no_request_is_lost_or_served_twice(config: EngineConfig, requests: list
 @settings(max_examples=150, deadline=None)
 @given(configs(), workloads())
 def test_budget_seats_and_positions(config: EngineConfig, requests: list[Request]) -> None:
-    computed: dict[Any, int] = {}
+    num_computed_tokens: dict[Any, int] = {}
     for turn in watched(V0Scheduler(config), requests):
         step = turn.step
         assert isinstance(step, V0Step)
@@ -162,13 +162,13 @@ def test_budget_seats_and_positions(config: EngineConfig, requests: list[Request
         assert len(step.scheduled) <= config.max_num_seqs
         assert len(step.running) <= config.max_num_seqs
         for request_id in step.preempted:
-            computed[request_id] = 0
+            num_computed_tokens[request_id] = 0
         for request_id, (start, end) in step.spans.items():
-            before = computed.get(request_id, 0)
+            before = num_computed_tokens.get(request_id, 0)
             assert before <= start < end
             assert start - before <= step.hits.get(request_id, 0)  # only what is cached is skipped
             assert end - before == step.scheduled[request_id]
-            computed[request_id] = end
+            num_computed_tokens[request_id] = end
         prefills = list(step.scheduled.values())[: step.prefill_groups]
         assert step.prompt_tokens == sum(prefills)
         assert all(n == 1 for n in list(step.scheduled.values())[step.prefill_groups :])
@@ -186,20 +186,20 @@ def test_the_same_input_gives_the_same_steps(config: EngineConfig, requests: lis
 @settings(max_examples=60, deadline=None)
 @given(configs(), workloads(), st.integers(0, 8), st.integers(0, 30))
 def test_an_aborted_request_leaves_its_blocks_and_is_never_heard_of_again(
-    config: EngineConfig, requests: list[Request], victim: int, when: int
+    config: EngineConfig, requests: list[Request], preempted_req: int, when: int
 ) -> None:
     scheduler = V0Scheduler(config)
     gone = False
     for turn in watched(scheduler, requests):
         if gone and turn.step and turn.outcome:
-            assert victim not in {*turn.step.running, *turn.step.waiting, *turn.step.swapped}
-            assert victim not in turn.outcome.tokens
-        if turn.number >= when and victim in scheduler.states:
-            scheduler.abort(victim)
+            assert preempted_req not in {*turn.step.running, *turn.step.waiting, *turn.step.swapped}
+            assert preempted_req not in turn.outcome.tokens
+        if turn.number >= when and preempted_req in scheduler.states:
+            scheduler.abort(preempted_req)
             gone = True
             gpu = scheduler.memory.gpu
             running = [s for s in scheduler.states.values() if s.status == "running"]
-            assert gpu.free + used_blocks(scheduler, running) == gpu.total
+            assert gpu.num_free_blocks + used_blocks(scheduler, running) == gpu.total
 
 
 def engine(**settings: Any) -> V0Scheduler:
@@ -326,13 +326,13 @@ def test_an_entry_of_the_evictor_that_is_out_of_date_does_not_count(name: str) -
     def use(stream: str) -> None:
         state = V0State(Request(stream, 4, 1, prompt=((stream, 4),)), 100)
         pool.allocate(state)
-        pool.release(state)
+        pool.free(state)
 
     use("a")
     use("a")  # a hit: its first entry stays behind
     use(name)
     use("d")  # whatever the contents hash to, it is the block of `name` that goes
-    assert pool.free == 1
+    assert pool.num_free_blocks == 1
 
 
 def test_cached_blocks_go_oldest_first_then_deepest_then_lowest() -> None:
@@ -347,7 +347,7 @@ def test_cached_blocks_go_oldest_first_then_deepest_then_lowest() -> None:
     states = [hold("old", 8, 1.0), hold("new", 8, 2.0), hold("twin", 8, 2.0)]
     pool.mark_computed()
     for state in states:
-        pool.release(state)
+        pool.free(state)
     left = []
     for taken in range(1, 7):
         pool.allocate(V0State(Request(f"x{taken}", 1, 1), 100))

@@ -17,7 +17,7 @@ from reference_engine.model.step import Step
 from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.replay.results import make_replay
-from reference_engine.v0.bulk import v0_bulk_possible
+from reference_engine.v0.bulk import v0_fast_path_covers
 
 CLOCK = LinearStepTime(0.01, 1e-4, 1e-3, 1e-6)
 MODEL_LENGTH = 120
@@ -125,10 +125,10 @@ def test_ledgers_add_up_and_statistics_count_chunks(config: EngineConfig, reques
             assert sum(record.ledger) == record.end - record.arrival
     assert replay.generated_tokens == sum(record.output for record in replay.all_records())
     if all(r.abort_s is None for r in requests) and replay.unfinished == 0:
-        computed = sum(r.recomputed + r.request.prompt_tokens for r in replay.finished)
+        num_computed_tokens = sum(r.recomputed + r.request.prompt_tokens for r in replay.finished)
         assert replay.prompt_tokens >= sum(r.request.prompt_tokens for r in replay.finished)
         if config.preemption_mode is None and len(replay.finished) == len(requests):
-            assert replay.prompt_tokens >= computed
+            assert replay.prompt_tokens >= num_computed_tokens
 
 
 @settings(max_examples=60, deadline=None)
@@ -169,7 +169,7 @@ def test_a_replay_in_two_pieces_is_the_whole_replay(config: EngineConfig, reques
 def test_what_the_fast_replay_covers(settings: dict[str, Any], covered: bool) -> None:
     base = {"engine": "vllm-v0", "version": "0.8.5", "enable_prefix_caching": False}
     config = EngineConfig(num_blocks=100, **{**base, **settings})
-    assert v0_bulk_possible(config) is covered
+    assert v0_fast_path_covers(config) is covered
     assert isinstance(make_replay(config, CLOCK), V0FastReplay) is covered
     if not covered:
         with pytest.raises(ConfigError):

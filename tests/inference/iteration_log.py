@@ -159,7 +159,7 @@ def write_log(requests: list[Request], config: EngineConfig, printing: Printing 
             now = max(now, pending[0].arrival_s + 0.0005)
         while pending and pending[0].arrival_s <= now:
             request = pending.popleft()
-            scheduler.add(replace(request, output_tokens=limit_of(request, printing)))
+            scheduler.add_request(replace(request, output_tokens=limit_of(request, printing)))
         if scheduler.unfinished:
             step = scheduler.schedule(now)
             for name in step.preempted:
@@ -174,11 +174,11 @@ def write_log(requests: list[Request], config: EngineConfig, printing: Printing 
             if len(flight) < deep:
                 continue
         which, step, counts = flight.popleft()
-        outcome = scheduler.update(step)
+        outcome = scheduler.update_from_output(step)
         if not step.scheduled:
             continue
         tokens = counts[1] + counts[3]
-        elapsed = STEP_TIME.seconds(tokens - counts[2], counts[2], sum(step.num_computed), len(step.scheduled))
+        elapsed = STEP_TIME.seconds(tokens - counts[2], counts[2], sum(step.num_computed_tokens), len(step.scheduled))
         now += elapsed
         for name in outcome.tokens:
             truth.first_token.setdefault(str(name), now)
@@ -187,7 +187,7 @@ def write_log(requests: list[Request], config: EngineConfig, printing: Printing 
             if delivered[str(name)] == truth.outputs[str(name)]:  # at its limit, or it stops by itself
                 truth.finished[str(name)] = now
                 scheduler.abort(name)
-        usage = 1 - scheduler.pool.free / usable
+        usage = 1 - scheduler.pool.num_free_blocks / usable
         printer.step(now, which, counts, elapsed, usage)
         now += OVERHEAD_S
         if now >= next_stats:
@@ -202,7 +202,11 @@ def _counts(step: Step, scheduler: V1Scheduler, printing: Printing) -> tuple[int
     c = ct = g = gt = 0
     for name, tokens in step.scheduled.items():
         state = scheduler.states[name]
-        outputs = state.output + state.placeholders - (name in step.sampled and scheduler.config.async_scheduling)
+        outputs = (
+            state.num_output_tokens
+            + state.num_output_placeholders
+            - (name in step.sampled and scheduler.config.async_scheduling)
+        )
         if name in step.new or outputs == 0 or (printing.second_runner and name in step.resumed):
             c, ct = c + 1, ct + tokens
         else:

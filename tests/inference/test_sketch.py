@@ -70,7 +70,7 @@ def test_times_and_preemptions_equal_the_plain_replay(config: EngineConfig, rows
     assert len(ends) == len(plain.finished)
     for record in plain.finished:
         assert ends[record.request.id] == pytest.approx(record.end / 1e9, abs=1e-4)
-    assert sketch.free == sketch.rules.blocks
+    assert sketch.num_free_blocks == sketch.rules.blocks
     assert sketch.generated == sum(r.output_tokens for r in requests)
 
 
@@ -125,7 +125,7 @@ def test_a_shared_head_is_computed_and_held_once() -> None:
     assert engine.credited == (320 + 16) + 3 * 16
     assert engine.rules.blocks - engine.shown_free < 20 + 4 * 5
     engine.advance(math.inf)
-    assert engine.free == engine.rules.blocks
+    assert engine.num_free_blocks == engine.rules.blocks
 
 
 def test_an_abort_frees_what_the_request_held() -> None:
@@ -134,7 +134,7 @@ def test_an_abort_frees_what_the_request_held() -> None:
     engine.add(1, Lengths(50, 20), 0.2)
     engine.advance(math.inf)
     assert [r.id for r in engine.done] == [1]
-    assert engine.free == engine.rules.blocks
+    assert engine.num_free_blocks == engine.rules.blocks
 
 
 def test_a_request_that_can_never_fit_does_not_stop_the_clock() -> None:

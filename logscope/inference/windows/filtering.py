@@ -217,7 +217,7 @@ class ParticleFilter:
             times=self._times(new),
             cost=self.costs.drift(particle.cost, self.rng, self.plan.cost_sd),
             here=here,
-            so_far={r.id: engine.output_of(r) for r in [*engine.running, *engine.queue]},
+            so_far={r.id: engine.output_of(r) for r in [*engine.running, *engine.waiting]},
             speed=belief[0] + belief[1] * float(self.rng.standard_normal()),
         )
         if particle.stalled:
@@ -272,7 +272,7 @@ class ParticleFilter:
             at = float(draft.times[i])
             engine.add(request_id, lengths, at, self._aborts.get(request_id))
         if redraws:
-            for request in [*engine.running, *engine.queue]:
+            for request in [*engine.running, *engine.waiting]:
                 if request.id in redraws:
                     engine.relimit(request, redraws[request.id])
         engine.cost = draft.cost.scaled(math.exp(draft.speed))
