@@ -14,7 +14,7 @@ from reference_engine.cost.step_time import LinearStepTime, StepTime
 from reference_engine.model.step import StepLog
 from reference_engine.replay.clock import batch_duration
 from reference_engine.v1.batch import V1FastBatch
-from reference_engine.v1.bulk import V1FastScheduler
+from reference_engine.v1.fast_scheduler import V1FastScheduler
 
 __all__ = ["DecodeStretch", "Pending", "close_decode_stretch", "open_decode_stretch", "run_decode_stretch"]
 

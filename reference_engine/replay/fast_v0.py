@@ -16,7 +16,7 @@ from reference_engine.model.ledger import DECODE, PREEMPTED_WAIT, QUEUED, chunk_
 from reference_engine.model.step import RequestId, Step
 from reference_engine.replay.clock import batch_duration
 from reference_engine.replay.fast_base import BaseFastReplay
-from reference_engine.v0.bulk import V0FastScheduler, V0FastState, v0_fast_path_covers
+from reference_engine.v0.fast_scheduler import V0FastScheduler, V0FastState, v0_fast_path_covers
 from reference_engine.v0.step import V0Step
 
 __all__ = ["V0FastReplay"]

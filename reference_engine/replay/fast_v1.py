@@ -17,7 +17,7 @@ from reference_engine.replay.clock import batch_duration
 from reference_engine.replay.decode_stretch import close_decode_stretch, open_decode_stretch, run_decode_stretch
 from reference_engine.replay.fast_base import BaseFastReplay
 from reference_engine.v1.batch import Chunk, ChunkLoad, FastState, V1FastBatch, fast_path_covers, load_of
-from reference_engine.v1.bulk import V1FastScheduler, full_step
+from reference_engine.v1.fast_scheduler import V1FastScheduler, full_step
 
 __all__ = ["FastReplay"]
 

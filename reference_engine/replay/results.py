@@ -22,7 +22,7 @@ from reference_engine.replay.clock import usage_blocks
 from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
-from reference_engine.v0.bulk import v0_fast_path_covers
+from reference_engine.v0.fast_scheduler import v0_fast_path_covers
 from reference_engine.v1.batch import fast_path_covers
 
 __all__ = [

@@ -18,7 +18,7 @@ from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.replay.results import make_replay
 from reference_engine.v1.batch import fast_path_covers
-from reference_engine.v1.bulk import V1FastScheduler
+from reference_engine.v1.fast_scheduler import V1FastScheduler
 from tests.engine.workloads import LINEAR, Roofline, cases
 
 DECISIONS = (

@@ -17,7 +17,7 @@ from reference_engine.model.step import Step
 from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.replay.results import make_replay
-from reference_engine.v0.bulk import v0_fast_path_covers
+from reference_engine.v0.fast_scheduler import v0_fast_path_covers
 
 CLOCK = LinearStepTime(0.01, 1e-4, 1e-3, 1e-6)
 MODEL_LENGTH = 120
