@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -15,19 +15,20 @@ from logscope.diagnosis.candidates import candidates
 from logscope.diagnosis.findings import Context, context_of, find_all
 from logscope.diagnosis.findings.pressure import engine_imbalance
 from logscope.diagnosis.findings.replayed import replay_findings
-from logscope.diagnosis.long_logs import extrapolated, worst_portion
-from logscope.diagnosis.replay_answer import ReplayAnswer, try_replay
+from logscope.diagnosis.long_logs import replay_worst
+from logscope.diagnosis.spikes import Spike, find_spikes
 from logscope.diagnosis.verdict import RANK, pressure_of_windows, verdict_of
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding
 from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions
-from logscope.inference.effort import Spread, in_turn
+from logscope.inference.effort import Effort
+from logscope.inference.result import InferredReplay
 from logscope.log.frames import LogFrames
 from logscope.server.engines import EngineLog, engine_logs
 
 __all__ = ["Analysis", "EngineResult", "Preemptions", "analyze", "engine_result", "with_imbalance", "worst_of"]
 
-Progress = Callable[[float], None]
+_ALONE = Effort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,13 @@ class EngineResult:
     verdict: str
     pressure: str
     preemptions: Preemptions
-    answer: ReplayAnswer | None
+    answer: InferredReplay | None
     advice: tuple[Advice, ...] = ()
     prompt_tps: float | None = None
     generation_tps: float | None = None
     latency: Mapping[str, Any] | None = None
     declined: tuple[str, ...] = ()
+    spikes: tuple[Spike, ...] = ()
 
     @property
     def windows(self) -> pl.DataFrame | None:
@@ -84,25 +86,20 @@ def analyze(
     given: Mapping[str, Any] | None = None,
     replay: bool = True,
     with_advice: bool = True,
-    seed: int = 0,
-    progress: Progress | None = None,
-    spread: Spread = in_turn,
+    effort: Effort = _ALONE,
 ) -> Analysis:
     """Analyse a log that was read.
 
     `given` are settings that the log does not tell (`--set`); with `replay` the workload is inferred and replayed, which is where latencies,
-    the ledger and hidden preemptions come from. `progress` is called with the share done, 0 to 1. `spread` does the replays that are
-    independent of each other.
+    the ledger and hidden preemptions come from; `effort` is the seed, who hears of the progress, and who does the replays.
     """
     logs = engine_logs(data.frames, given)
-    results = []
-    for index, log in enumerate(logs):
-        step = _part(progress, index, len(logs))
-        results.append(
-            engine_result(data, log, replay=replay, with_advice=with_advice, seed=seed, progress=step, spread=spread)
-        )
+    results = [
+        engine_result(data, log, effort.part(index, len(logs)), replay=replay, with_advice=with_advice)
+        for index, log in enumerate(logs)
+    ]
     results = with_imbalance(results)
-    return Analysis(data, tuple(results), worst_of(results), seed, dict(given or {}))
+    return Analysis(data, tuple(results), worst_of(results), effort.seed, dict(given or {}))
 
 
 def with_imbalance(results: Sequence[EngineResult]) -> list[EngineResult]:
@@ -119,19 +116,8 @@ def with_imbalance(results: Sequence[EngineResult]) -> list[EngineResult]:
     return found
 
 
-def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
-    return None if progress is None else lambda share: progress((index + share) / total)
-
-
 def engine_result(
-    data: LogFrames,
-    log: EngineLog,
-    *,
-    replay: bool,
-    with_advice: bool,
-    seed: int,
-    progress: Progress | None,
-    spread: Spread = in_turn,
+    data: LogFrames, log: EngineLog, effort: Effort, *, replay: bool = True, with_advice: bool = True
 ) -> EngineResult:
     """What is said of one engine; see `analyze`."""
     facts = log.facts
@@ -140,30 +126,32 @@ def engine_result(
     logged = logged_preemptions(warned, log.get("stats"), from_start=facts.started_in_log)
     context = context_of(log, logged, data.texts, data.exceptions.get((facts.server, facts.run), []))
     findings = find_all(context)
-    answer, failure = None, None
+    answer: InferredReplay | None = None
+    portion: list[Finding] = []
+    failure = None
     declined = facts.declined if replay and context.served else ()
     if replay and context.served and not declined:
-        answer, failure = _replay_worst(data, log, context, seed=seed, progress=progress, spread=spread)
+        answer, portion, failure = replay_worst(log, data.stored, context.intervals, effort)
+    spikes: tuple[Spike, ...] = ()
+    if answer is not None:
+        spikes = find_spikes(answer.requests_frame, answer.origin, context.windows, context.texts)
     if failure is not None:
-        findings.append(
-            Finding(
-                "coverage", "warning", "measured", f"The replay failed ({failure}): what follows is from the log alone"
-            )
-        )
+        title = f"The replay failed ({failure}): what follows is from the log alone"
+        findings.append(Finding("coverage", "warning", "measured", title))
     if answer is not None and not answer.fair:
         findings.append(_poor_fit(answer))
     preemptions = combine(logged, None)
     if answer is not None:
-        counted = answer.preemptions, answer.timeline, answer.recomputed_tokens
-        preemptions = combine(logged, *counted)
+        count = answer.preemptions
+        preemptions = combine(logged, count.bounds, count.timeline, round(count.recomputed_tokens))
     slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
     pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
     advice = plain_advice(facts, findings)
     if answer is not None and answer.fair and with_advice:
-        replayed, found, failed = _try_advise(context, answer, verdict, findings, spread)
+        replayed, found, failed = _try_advise(context, answer, spikes, verdict, findings, effort)
         advice += replayed
-        findings = [*_merged(findings, found), *answer.findings, *failed]
+        findings = [*_merged(findings, found), *portion, *failed]
     prompt, generation = _throughput(context.windows)
     return EngineResult(
         log,
@@ -177,35 +165,26 @@ def engine_result(
         prompt,
         generation,
         declined=declined,
+        spikes=spikes,
     )
 
 
-def _replay_worst(
-    data: LogFrames, log: EngineLog, context: Context, **how: Any
-) -> tuple[ReplayAnswer | None, str | None]:
-    """`try_replay` of the log's worst portion, in terms of the whole log."""
-    try:
-        portion = worst_portion(log, data.stored)
-    except (OSError, pl.exceptions.PolarsError) as error:  # the rows' file is gone, or cannot be read
-        return None, fault_of(error)
-    answer, failure = try_replay(portion.log, context, **how)
-    if answer is not None:
-        intervals = context.windows.height if context.windows is not None else 0
-        answer = extrapolated(answer, portion, intervals)
-    return answer, failure
-
-
-def _poor_fit(answer: ReplayAnswer) -> Finding:
+def _poor_fit(answer: InferredReplay) -> Finding:
     title = f"The replay fits this log poorly ({answer.mean_fit:.0%} on average): what is inferred or replayed here is not to be relied on, and decides nothing"
     return Finding("coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)})
 
 
 def _try_advise(
-    context: Context, answer: ReplayAnswer, verdict: str, findings: Sequence[Finding], spread: Spread
+    context: Context,
+    answer: InferredReplay,
+    spikes: Sequence[Spike],
+    verdict: str,
+    findings: Sequence[Finding],
+    effort: Effort,
 ) -> tuple[list[Advice], list[Finding], list[Finding]]:
     """`_advise`, and a finding where it failed on a log that nobody foresaw: the rest is said all the same."""
     try:
-        return (*_advise(context, answer, verdict, findings, spread), [])
+        return (*_advise(context, answer, spikes, verdict, findings, effort), [])
     except LogscopeError:  # the processes or the cluster that should do it, not the log
         raise
     except Exception as error:
@@ -216,15 +195,20 @@ def _try_advise(
 
 
 def _advise(
-    context: Context, answer: ReplayAnswer, verdict: str, findings: Sequence[Finding], spread: Spread
+    context: Context,
+    answer: InferredReplay,
+    spikes: Sequence[Spike],
+    verdict: str,
+    findings: Sequence[Finding],
+    effort: Effort,
 ) -> tuple[list[Advice], list[Finding]]:
     """Replay the candidates that the verdict suggests; a healthy server needs none."""
     if verdict == "healthy":
-        return [], replay_findings(context, answer, None, [])
+        return [], replay_findings(context, answer, spikes, None, [])
     out_of_memory = any(f.id == "runtime-oom" for f in findings)
     tried = candidates(context, verdict, out_of_memory=out_of_memory)
-    advice, now, free = advise(context.log.facts, tried, answer.predict, answer.screen, spread)
-    return advice, replay_findings(context, answer, now, free)
+    advice, now, free = advise(context.log.facts, tried, answer.samples.predict, answer.screening.predict, effort.map)
+    return advice, replay_findings(context, answer, spikes, now, free)
 
 
 def _merged(findings: Sequence[Finding], replayed: Sequence[Finding]) -> list[Finding]:

@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 
 from logscope.diagnosis import lanes as drawn_replay
-from logscope.diagnosis.lanes import DrawnReplay, of_sample, since_idle
+from logscope.diagnosis.lanes import lanes, latencies_under, since_idle
+from logscope.inference.prediction import Samples
 from logscope.inference.workloads import Workload
 from logscope.server.scenario import Scenario
 from reference_engine.cost.step_time import LinearStepTime
@@ -25,9 +26,9 @@ LOAD = tuple(
 )
 
 
-def drawn() -> DrawnReplay:
+def samples() -> Samples:
     cost = StepCost(STEP.base_s, STEP.per_prefill_token_s, STEP.per_decode_s, STEP.per_kv_token_s)
-    return of_sample(Workload(LOAD, cost), CONFIG)
+    return Samples((Workload(LOAD, cost),), CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_of_too_many_the_latest_are_kept(whole: pl.DataFrame, monkeypatch: pytes
 
 def test_the_part_goes_as_the_whole_went(whole: pl.DataFrame) -> None:
     chosen = since_idle(whole, 61, 70)
-    phases = drawn().lanes(chosen)
+    phases = lanes(samples(), chosen)
     rows = {row["request_id"]: row for row in whole.iter_rows(named=True)}
     assert {str(p.request_id) for p in phases} == chosen
     for request in chosen:
@@ -68,5 +69,5 @@ def test_the_part_goes_as_the_whole_went(whole: pl.DataFrame) -> None:
 @pytest.mark.parametrize("seats", [2, 8])
 def test_latencies_under_a_scenario_are_those_of_its_replay(seats: int) -> None:
     config = EngineConfig(num_blocks=60, block_size=16, max_num_seqs=seats, enable_prefix_caching=False)
-    found = drawn().latencies(Scenario(config, {"max_num_seqs": seats}))
+    found = latencies_under(samples(), Scenario(config, {"max_num_seqs": seats}))
     assert found["e2e_s"].to_list() == replay(config, LOAD, STEP).requests()["e2e_s"].to_list()

@@ -27,6 +27,8 @@ from logscope.diagnosis import long_logs
 from logscope.evidence.finding import Evidence
 from logscope.execution.executors import Serial
 from logscope.execution.fleet_reading import read_fleet
+from logscope.inference.effort import Effort
+from logscope.inference.result import PreemptionCount
 from logscope.log import kept_rows as analysis_rows
 from logscope.log import span_on_disk as span_reading
 from logscope.log.frames import SETUP_FAMILIES, LineTexts, LogFrames, read_log
@@ -272,10 +274,11 @@ def test_a_long_log_says_which_span_was_looked_at(tmp_path: Path, monkeypatch: p
     log = tmp_path / "server.log"
     log.write_text("\n".join([*v1_start(), *_long(200)]) + "\n")
     data = read_log(expand([str(log)]), Span(), year=2026)
-    answer = analyze(data, with_advice=False).engines[0].answer
+    log_of_engine = analyze(data, replay=False).engines[0].log
+    answer, (said,), _ = long_logs.replay_worst(log_of_engine, data.stored, 200, Effort())
     assert answer is not None
     assert answer.requests == 800
-    (said,) = (f for f in answer.findings if f.id == "coverage")
+    assert said.id == "coverage"
     assert "worst span, 2026-05-09 01:" in said.title
 
 
@@ -285,14 +288,14 @@ def test_counts_of_a_span_are_extrapolated(tmp_path: Path, monkeypatch: pytest.M
     data = read_log(expand([str(log)]), Span(), year=2026)
     found = analyze(data, with_advice=False).engines[0]
     assert found.answer is not None
-    answer = replace(found.answer, preemptions=(8.0, 10.0, 12.0), recomputed_tokens=30)
-    whole = long_logs.extrapolated(answer, long_logs.Portion(found.log, 0.5, 900), 500)
-    low, value, high = whole.preemptions
+    answer = replace(found.answer, preemptions=PreemptionCount(8.0, 10.0, 12.0, 30))
+    whole = long_logs.extrapolated(answer, long_logs.Portion(found.log, 0.5, 900))
+    low, value, high = whole.preemptions.bounds
     assert value == 20.0
     assert low < 16.0 < 24.0 < high
-    assert whole.recomputed_tokens == 60
+    assert whole.preemptions.recomputed_tokens == 60
     assert whole.requests == 900
-    assert long_logs.extrapolated(answer, long_logs.Portion(found.log), 500) is answer
+    assert long_logs.extrapolated(answer, long_logs.Portion(found.log)) is answer
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("ab\né\udc80", max_size=4)), max_size=60))

@@ -9,16 +9,16 @@ from typing import Any, cast
 import pytest
 
 from logscope.diagnosis.findings.replayed import replay_findings
-from logscope.diagnosis.replay_answer import ReplayAnswer
+from logscope.inference.result import InferredReplay, PreemptionCount
 from tests.logs import analysed, stats_v1, v1_start
 
 LABELS = ("queued_for_kv", "queued_for_seat", "interference", "decode")
 
 
-def answer(slow: tuple[float, ...], typical: tuple[float, ...]) -> ReplayAnswer:
+def answer(slow: tuple[float, ...], typical: tuple[float, ...]) -> InferredReplay:
     ledger = {"slow_s": dict(zip(LABELS, slow, strict=True)), "typical_s": dict(zip(LABELS, typical, strict=True))}
-    found = SimpleNamespace(preemptions=(0.0, 0.0, 0.0), ledger=ledger, spikes=[])
-    return cast("ReplayAnswer", found)
+    found = SimpleNamespace(preemptions=PreemptionCount(0.0, 0.0, 0.0, 0.0), ledger=ledger)
+    return cast("InferredReplay", found)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_which_causes_are_told(
     slow: tuple[float, ...], typical: tuple[float, ...], found: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     (engine,) = analysed(tmp_path, [*v1_start(), stats_v1(10, 4, 4, 97.0)]).engines
-    told: list[Any] = replay_findings(engine.context, answer(slow, typical), None, [])
+    told: list[Any] = replay_findings(engine.context, answer(slow, typical), (), None, [])
     assert [(f.id, f.severity) for f in told] == found
     assert {f.basis for f in told} <= {"replayed"}
 
 
 def test_the_share_is_said_beside_a_typical_requests(tmp_path: Path) -> None:
     (engine,) = analysed(tmp_path, [*v1_start(), stats_v1(10, 4, 4, 97.0)]).engines
-    (told,) = replay_findings(engine.context, answer((4, 0, 0, 6), (1, 0, 0, 4)), None, [])
+    (told,) = replay_findings(engine.context, answer((4, 0, 0, 6), (1, 0, 0, 4)), (), None, [])
     assert told.title == (
         "Slow requests wait for KV blocks before they are admitted: 40% of their 10.0 s (of a typical request's 5.0 s: 20%)"
     )

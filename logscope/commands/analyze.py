@@ -188,6 +188,7 @@ def command(
     """
     from logscope.execution.executors import executor_for
     from logscope.execution.fleet_analysis import analyze_on, read_on, server_rows
+    from logscope.inference.effort import Effort
     from logscope.log.frames import SETUP_FAMILIES
     from logscope.log.span import partly_read
     from logscope.output.json import analysis_document
@@ -213,7 +214,7 @@ def command(
                 "nothing in this log lies between --since and --until; what follows is from the server's start lines alone"
             )
         with progress_bar(quiet=display.quiet, color=display.color) as progress:
-            found = analyze_on(executor, data, given=given, replay=not no_replay, seed=seed, progress=progress)
+            found = analyze_on(executor, data, given=given, replay=not no_replay, effort=Effort(seed, progress))
     if clients is not None or counters is not None:
         from logscope.witness.attach import witnessed
 

@@ -51,6 +51,7 @@ def command(
     from logscope.analysis import analyze
     from logscope.comparison import compare
     from logscope.execution.workers import Beside
+    from logscope.inference.effort import Effort
     from logscope.log.frames import read_log
     from logscope.log.span import Span, partly_read
     from logscope.output.terminal.answer import progress_bar
@@ -61,16 +62,10 @@ def command(
         tell_and_check(data.coverage, display)
         sides.append(data)
     with Beside() as others, progress_bar(quiet=display.quiet, color=display.color) as progress:
+        effort = Effort(seed, progress, others.map)
         found = [
-            analyze(
-                data,
-                replay=not no_replay,
-                with_advice=False,
-                seed=seed,
-                spread=others.map,
-                progress=None if progress is None else lambda s, p=progress, i=i: p((i + s) / 2),  # type: ignore[misc]
-            )
-            for i, data in enumerate(sides)
+            analyze(data, replay=not no_replay, with_advice=False, effort=effort.part(index, len(sides)))
+            for index, data in enumerate(sides)
         ]
     document = compare(found[0], found[1])
     if json_target is not None:

@@ -57,6 +57,7 @@ def command(
     """
     from logscope.analysis import analyze
     from logscope.execution.workers import Beside
+    from logscope.inference.effort import Effort
     from logscope.log.frames import read_log
     from logscope.output.json import whatif_document
     from logscope.output.terminal.answer import progress_bar
@@ -69,7 +70,7 @@ def command(
     data = read_log(opened, span, year=reading.year)
     tell_and_check(data.coverage, display)
     with Beside() as others, progress_bar(quiet=display.quiet, color=display.color) as progress:
-        found = analyze(data, seed=seed, progress=progress, with_advice=False, spread=others.map)
+        found = analyze(data, with_advice=False, effort=Effort(seed, progress, others.map))
     worst = found.worst_result
     if worst is not None and worst.declined:
         raise CannotReplayError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from logscope.diagnosis.candidates import Candidate
 from logscope.evidence.finding import Finding
-from logscope.inference.effort import Spread, in_turn
+from logscope.inference.effort import Mapper, serially
 from logscope.server.engines import EngineFacts
 from logscope.server.scenario import Scenario, flag_text, scenario_of
 from logscope.server.settings import SettingError
@@ -57,12 +57,12 @@ def advise(
     tried: Sequence[Candidate],
     predict: Predict,
     screen: Predict | None = None,
-    spread: Spread = in_turn,
+    mapper: Mapper = serially,
 ) -> tuple[list[Advice], Mapping[str, Any], list[Mapping[str, Any]]]:
     """Replay the candidates and keep those that help, the best value of each setting; also the figures that they were screened against, and those of every free change.
 
     `screen` (default: `predict`) is a cheaper replay that chooses the value of each setting; what it keeps is replayed with `predict`.
-    `spread` does the replays of several changes; whoever does them, the answer is the same.
+    `mapper` does the replays of several changes; whoever does them, the answer is the same.
 
     A change helps where the E2E or TTFT p99 falls by 5 % (and a quarter of a second) at no loss of more than a tenth in the other, nor in
     throughput. Free changes come first, then by the gain in both tails.
@@ -72,7 +72,7 @@ def advise(
     best: dict[tuple[str, ...], tuple[float, Candidate, Scenario]] = {}
     free: list[Mapping[str, Any]] = []
     possible = list(_possible(facts, tried))
-    screened = spread(screen, [scenario for _, scenario in possible])
+    screened = mapper(screen, [scenario for _, scenario in possible])
     for (candidate, scenario), after in zip(possible, screened, strict=True):
         if candidate.cost == "free":
             free.append(after)
@@ -83,7 +83,7 @@ def advise(
     baseline = predict(None)
     found = []
     kept = [(candidate, scenario) for _, candidate, scenario in best.values()]
-    replayed = spread(predict, [scenario for _, scenario in kept])
+    replayed = mapper(predict, [scenario for _, scenario in kept])
     for (candidate, scenario), after in zip(kept, replayed, strict=True):
         gain = _gain(baseline, after)
         if gain is not None:

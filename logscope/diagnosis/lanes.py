@@ -1,27 +1,26 @@
 """A sampled workload, replayed once more to be drawn: each request's lane around a spike, and latencies under an advice.
 
-`of_sample` makes a `DrawnReplay` of a workload; `report_frames` gives all frames that the report draws.
-
-The frames of a replay as the report reads them: on the log's clock, and by server, run and engine.
+`report_frames` gives all frames of a replay that the report draws, on the log's clock, and by server, run and engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import polars as pl
 
 from logscope.diagnosis.spikes import Spike
-from logscope.inference.workloads import Workload, drive_workload, replay_workload
+from logscope.inference.prediction import Samples
+from logscope.inference.result import InferredReplay
+from logscope.inference.workloads import drive_workload, replay_workload
 from logscope.server.engines import EngineFacts
 from logscope.server.scenario import Scenario, scenario_of
-from reference_engine.model.config import EngineConfig
 from reference_engine.replay.recording import Phase, RecordedReplay
 from reference_engine.replay.results import requests_frame
 
-__all__ = ["DrawnReplay", "of_sample", "replay_frames", "report_frames", "since_idle"]
+__all__ = ["lanes", "latencies_under", "replay_frames", "report_frames", "since_idle"]
 Place = tuple[int, int, int]
 """(server, run, engine index)"""
 
@@ -71,35 +70,26 @@ MAX_TOKENS = 200_000  # a recorded replay walks about 100,000 tokens a second
 MAX_ADVICE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnReplay:
-    """`lanes` records the phases of some of the workload's requests (by id); `latencies` replays all under a scenario."""
+def lanes(samples: Samples, ids: frozenset[str]) -> Sequence[Phase]:
+    """The phases of some requests (by id) of the representative workload, which is replayed once more for them."""
+    workload = samples.first
+    part = replace(workload, requests=tuple(r for r in workload.requests if str(r.id) in ids))
+    engine = RecordedReplay(samples.config, part.cost.scaled(part.speeds[0]))
+    drive_workload(engine, part)
+    engine.finish()
+    return engine.phases.phases
 
-    lanes: Callable[[frozenset[str]], Sequence[Phase]]
-    latencies: Callable[[Scenario], pl.DataFrame]
 
-
-def of_sample(workload: Workload, config: EngineConfig) -> DrawnReplay:
-    """From one sampled workload of the inference and the configuration under which it was inferred."""
-
-    def lanes(ids: frozenset[str]) -> Sequence[Phase]:
-        part = replace(workload, requests=tuple(r for r in workload.requests if str(r.id) in ids))
-        engine = RecordedReplay(config, part.cost.scaled(part.speeds[0]))
-        drive_workload(engine, part)
-        engine.finish()
-        return engine.phases.phases
-
-    def latencies(scenario: Scenario) -> pl.DataFrame:
-        done = replay_workload(
-            workload,
-            scenario.config,
-            arrival_scale=scenario.arrival_scale,
-            replicas=scenario.replicas,
-            factors=scenario.scale,
-        )
-        return requests_frame(done.records)
-
-    return DrawnReplay(lanes, latencies)
+def latencies_under(samples: Samples, scenario: Scenario) -> pl.DataFrame:
+    """The requests of the representative workload under a scenario."""
+    done = replay_workload(
+        samples.first,
+        scenario.config,
+        arrival_scale=scenario.arrival_scale,
+        replicas=scenario.replicas,
+        factors=scenario.scale,
+    )
+    return requests_frame(done.records)
 
 
 def since_idle(requests: pl.DataFrame, start_s: float, end_s: float) -> frozenset[str]:
@@ -118,25 +108,20 @@ def since_idle(requests: pl.DataFrame, start_s: float, end_s: float) -> frozense
 
 
 def report_frames(
-    drawn: DrawnReplay | None,
-    requests: pl.DataFrame,
-    steps: pl.DataFrame,
-    spikes: Sequence[Spike],
-    changes: Sequence[Mapping[str, object]],
-    facts: EngineFacts,
-    origin: datetime,
+    answer: InferredReplay, spikes: Sequence[Spike], changes: Sequence[Mapping[str, object]], facts: EngineFacts
 ) -> dict[str, pl.DataFrame]:
     """The frames of `write_html` that a replay gives; `changes`: the settings of each advice, in its order."""
+    requests, origin = answer.requests_frame, answer.origin
     phases: Sequence[Phase] = ()
-    if drawn is not None and spikes:
+    if spikes:
         worst = max(spikes, key=lambda s: s.p99_e2e_s or 0.0)
         begin, end = ((t - origin).total_seconds() for t in (worst.start, worst.end))
-        phases = drawn.lanes(since_idle(requests, begin, end))
+        phases = lanes(answer.samples, since_idle(requests, begin, end))
     place = (facts.server, facts.run, facts.engine_index)
-    frames = replay_frames(requests, steps, phases, origin=origin, engine=place)
-    if drawn is not None and changes:
+    frames = replay_frames(requests, answer.steps_frame, phases, origin=origin, engine=place)
+    if changes:
         frames["whatif_requests"] = pl.concat(
-            drawn.latencies(scenario_of(facts, change))
+            latencies_under(answer.samples, scenario_of(facts, change))
             .select("ttft_s", "e2e_s")
             .with_columns(advice=pl.lit(number, pl.Int64))
             for number, change in enumerate(changes[:MAX_ADVICE])

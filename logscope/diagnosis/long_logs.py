@@ -1,4 +1,4 @@
-"""Long logs: what one inference can afford of them is cut out before it looks at the rows.
+"""The replay of one engine's log, or of its worst portion: what one inference can afford of a long log is cut out before it looks at the rows.
 
 `logscope.inference.windows.portion` chooses the worst span of what it is given, request by request. Of a log of millions of requests the same
 choice is made here over the statistics windows, from the places of rows alone, and only the rows of that span are read back.
@@ -6,6 +6,7 @@ choice is made here over the statistics windows, from the places of rows alone, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,13 +14,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from logscope.diagnosis.replay_answer import ReplayAnswer
+from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding
+from logscope.inference.effort import Effort
+from logscope.inference.result import CoveredSpan, InferredReplay
 from logscope.inference.windows.observations import ENDPOINTS
 from logscope.log.stored_rows import StoredRows
 from logscope.server.engines import EngineLog
+from logscope.server.unsupported import widened
 
-__all__ = ["Portion", "extrapolated", "worst_portion"]
+__all__ = ["Portion", "extrapolated", "replay_engine", "replay_worst", "worst_portion"]
 
 MANY_ARRIVALS = 20_000
 MANY_STEPS = 400_000
@@ -32,6 +36,7 @@ _MARGIN = 30
 _FULL_PCT = 85.0
 _STEPS_A_WINDOW = 500
 _SURE = 0.9
+_NEARLY_ALL = 0.9
 
 Orders = NDArray[np.int64]
 
@@ -43,6 +48,11 @@ class Portion:
     log: EngineLog
     share: float = 1.0
     requests: int | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether it is only a part."""
+        return self.requests is not None or self.share != 1.0
 
 
 def worst_portion(log: EngineLog, stored: Mapping[str, StoredRows]) -> Portion:
@@ -79,38 +89,87 @@ def worst_portion(log: EngineLog, stored: Mapping[str, StoredRows]) -> Portion:
     return Portion(replace(log, frames=_kept(log, frames | cut)), share, len(arrivals) if len(arrivals) else None)
 
 
-def extrapolated(answer: ReplayAnswer, portion: Portion, windows: int) -> ReplayAnswer:
-    """What was replayed of a portion, in terms of the whole log (of so many `windows`): the count of preemptions and of requests."""
-    if portion.requests is None and portion.share == 1.0:
+def replay_worst(
+    log: EngineLog, stored: Mapping[str, StoredRows], intervals: int, effort: Effort
+) -> tuple[InferredReplay | None, list[Finding], str | None]:
+    """Infer and replay one engine's workload, of a long log (of so many `intervals`) that of its worst portion.
+
+    Returns the replay in terms of the whole log, a finding that says which portion it is of, and the reason where it failed: whatever lies
+    in a log, what it proves by itself is still said. All empty where there is nothing to replay.
+    """
+    try:
+        portion = worst_portion(log, stored)
+    except (OSError, pl.exceptions.PolarsError) as error:  # the rows' file is gone, or cannot be read
+        return None, [], fault_of(error)
+    try:
+        answer = replay_engine(portion.log, effort)
+    except LogscopeError:  # the processes or the cluster that should do it, not the log
+        raise
+    except Exception as error:
+        if os.environ.get("LOGSCOPE_DEBUG"):
+            raise
+        return None, [], fault_of(error)
+    if answer is None:
+        return None, [], None
+    return extrapolated(answer, portion), _of_a_portion(answer, portion, intervals), None
+
+
+def replay_engine(log: EngineLog, effort: Effort) -> InferredReplay | None:
+    """Infer and replay one engine's workload; None where there is nothing to replay.
+
+    Iteration lines tell nearly everything, so they decide where they explain the run; else requests and statistics are fitted.
+    """
+    found = None
+    if log.get("iteration") is not None:
+        from logscope.inference.steps.reconstruct import reconstruct
+
+        found = reconstruct(log.frames, log.facts, replace(effort, progress=None))
+    if found is None or (found.steps is not None and not found.steps.trusted):
+        from logscope.inference.windows.estimate import infer
+
+        found = infer(log.frames, log.facts, effort, engines=log.engines_in_run)
+    if found is None or not log.facts.unsupported:
+        return found
+    low, value, high = widened(*found.preemptions.bounds)
+    return replace(
+        found,
+        preemptions=replace(found.preemptions, low=low, value=value, high=high),
+        unsupported=log.facts.unsupported,
+    )
+
+
+def extrapolated(answer: InferredReplay, portion: Portion) -> InferredReplay:
+    """What was replayed of a portion, in terms of the whole log: the count of preemptions and of requests."""
+    if not portion.cut:
         return answer
     share = portion.share if portion.share > 0 else 1.0
-    low, value, high = (count / share for count in answer.preemptions)
+    low, value, high = (count / share for count in answer.preemptions.bounds)
     if share < _SURE:
         low, high = low * (0.5 + 0.5 * share), high * (1.5 - 0.5 * share)
-    findings, tokens = answer.findings, answer.recomputed_tokens
-    if not any(f.id == "coverage" for f in findings):
-        findings = (*findings, _of_a_span(portion, windows))
+    tokens = round(answer.preemptions.recomputed_tokens / share)
+    alone = portion.log.engines_in_run == 1
     return replace(
         answer,
-        preemptions=(low, value, high),
-        recomputed_tokens=tokens if tokens is None else round(tokens / share),
-        requests=max(answer.requests, portion.requests or 0)
-        if portion.log.engines_in_run == 1
-        else round(answer.requests / share),
-        findings=findings,
+        preemptions=replace(answer.preemptions, low=low, value=value, high=high, recomputed_tokens=tokens),
+        requests=max(answer.requests, portion.requests or 0) if alone else round(answer.requests / share),
     )
 
 
-def _of_a_span(portion: Portion, windows: int) -> Finding:
-    stats = portion.log.get("stats")
-    times = (stats if stats is not None else portion.log.frames["iteration"])["at"].drop_nulls()
-    start, end = times[0], times[-1]
+def _of_a_portion(answer: InferredReplay, portion: Portion, intervals: int) -> list[Finding]:
+    """Say which part of a log (of so many intervals) was looked at; nothing where it was all of it, or nearly."""
+    span = answer.span
+    if span is None or not intervals or span.intervals >= _NEARLY_ALL * intervals:
+        if not portion.cut:
+            return []
+        stats = portion.log.get("stats")
+        times = (stats if stats is not None else portion.log.frames["iteration"])["at"].drop_nulls()
+        span = CoveredSpan(times[0], times[-1], 0 if stats is None else stats.height)
     title = (
-        f"The log is long: latencies, ledger, spikes and advice are those of its worst span, {start:%Y-%m-%d %H:%M} to {end:%H:%M}"
-        f" ({0 if stats is None else stats.height} of {windows} intervals); preemptions are counted there and extrapolated"
+        f"The log is long: latencies, ledger, spikes and advice are those of its worst span, {span.start:%Y-%m-%d %H:%M} to {span.end:%H:%M}"
+        f" ({span.intervals} of {intervals} intervals); preemptions are counted there and extrapolated"
         " (give --since and --until to look at another)"
     )
-    return Finding("coverage", "info", "inferred", title, start, end)
+    return [Finding("coverage", "info", "inferred", title, span.start, span.end)]
 
 
 def _kept(log: EngineLog, frames: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:

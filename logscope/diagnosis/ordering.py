@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logscope.evidence.finding import Finding
+from logscope.inference.prediction import Samples
 from logscope.inference.workloads import Replayed, Workload, replay_workload
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
@@ -63,13 +64,13 @@ def _order(replayed: Replayed, middle: float) -> Order | None:
     return Order(short, long, span)
 
 
-def ordering_finding(facts: EngineFacts, workload: Workload, config: EngineConfig) -> list[Finding]:
+def ordering_finding(facts: EngineFacts, samples: Samples) -> list[Finding]:
     """Say what a policy would change; nothing where it changes little, or not at equal work."""
     if flag_for("policy", facts.version, engine=facts.engine) is None:
         return []
     if facts.config.get("policy") == "priority":  # it has that order already, and we do not
         return []
-    orders = compare_orders(workload, config)
+    orders = compare_orders(samples.first, samples.config)
     if orders is None:
         return []
     now, then = orders

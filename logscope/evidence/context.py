@@ -35,6 +35,11 @@ class Context:
     exceptions: list[Evidence] = field(default_factory=list)
 
     @property
+    def intervals(self) -> int:
+        """How many statistics lines show the queues."""
+        return 0 if self.windows is None else self.windows.height
+
+    @property
     def served(self) -> bool:
         """Whether the server came up: it printed statistics, took requests, or said that it listens."""
         if any(self.log.get(f) is not None for f in ("stats", "request", "iteration", "preemption")):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import polars as pl
 
-__all__ = ["FULL_PCT", "bound_of", "stats_windows", "usual_interval"]
+__all__ = ["FULL_PCT", "NEARLY_FULL_PCT", "bound_of", "stats_windows", "usual_interval"]
 
 FULL_PCT = 95.0
 """KV usage (percent, as printed) from which the cache counts as full: the line is taken after finished requests were freed."""

@@ -7,12 +7,12 @@ Several servers side by side: which of them suffer, and one analysis for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import polars as pl
 
@@ -20,13 +20,14 @@ from logscope.analysis import Analysis, EngineResult, analyze, engine_result, wi
 from logscope.diagnosis.verdict import RANK
 from logscope.execution.executors import Executor, RayCluster
 from logscope.execution.fleet_reading import read_fleet
-from logscope.inference.effort import Spread
+from logscope.inference.effort import Effort
 from logscope.log.frames import LogFrames, read_log
 from logscope.log.kept_rows import Wanted
 from logscope.log.span import Span
 from logscope.server.engines import EngineLog, engine_logs
 
 __all__ = ["analyze_fleet", "analyze_on", "read_on", "server_rows", "servers_of"]
+_ALONE = Effort()
 _MANY = 2  # engines a place, from which on the last ones leave few places idle
 _MOST_THREADS = 32
 
@@ -40,55 +41,39 @@ class _Task:
 
 
 def analyze_fleet(
-    data: LogFrames,
-    executor: Executor,
-    *,
-    given: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    progress: Callable[[float], None] | None = None,
+    data: LogFrames, executor: Executor, *, given: Mapping[str, Any] | None = None, effort: Effort = _ALONE
 ) -> Analysis:
     """`logscope.analysis.analyze` on the places of `executor`: the same answer, whoever gives it.
 
-    Where there are many engines each is a task as a whole, and what comes back holds no functions (see `ReplayAnswer.predict`):
-    candidates were replayed where the workload was inferred. Of a few engines the passes of the inference and the replays of the
-    candidates are tasks, so that no place is idle.
+    Where there are many engines each is a task as a whole: candidates are replayed where the workload was inferred. Of a few engines the
+    passes of the inference and the replays of the candidates are tasks, so that no place is idle.
     """
     logs = engine_logs(data.frames, given)
     if len(logs) >= _MANY * executor.width:
-        results = _whole(data, logs, executor, seed)
+        results = _whole(data, logs, executor, Effort(effort.seed))
     else:
-        results = _in_parts(data, logs, executor, seed)
-    found = with_imbalance(list(_counted(results, len(logs), progress)))
-    return Analysis(data, tuple(found), worst_of(found), seed, dict(given or {}))
+        results = _in_parts(data, logs, Effort(effort.seed, map=executor.map))
+    found = []
+    for done, result in enumerate(results, 1):
+        effort.report(done / len(logs))
+        found.append(result)
+    found = with_imbalance(found)
+    return Analysis(data, tuple(found), worst_of(found), effort.seed, dict(given or {}))
 
 
-def _whole(data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int) -> Iterator[EngineResult]:
+def _whole(data: LogFrames, logs: Sequence[EngineLog], executor: Executor, effort: Effort) -> Iterator[EngineResult]:
     tasks = (_Task(_portion(data, log), log) for log in logs)
-    for log, result in zip(logs, executor.map(partial(_result, seed=seed), tasks), strict=True):
-        yield _restored(result, log)
+    for log, result in zip(logs, executor.map(partial(_result, effort), tasks), strict=True):
+        yield replace(result, log=log, context=replace(result.context, log=log))
 
 
-def _in_parts(data: LogFrames, logs: Sequence[EngineLog], executor: Executor, seed: int) -> Iterator[EngineResult]:
+def _in_parts(data: LogFrames, logs: Sequence[EngineLog], effort: Effort) -> Iterator[EngineResult]:
     """A thread for each engine hands its parts out and waits for them."""
     threads = ThreadPoolExecutor(max(1, min(len(logs), _MOST_THREADS)))
     try:
-        work = partial(_engine, data, spread=executor.map, seed=seed)
-        yield from threads.map(work, logs)
+        yield from threads.map(partial(engine_result, data, effort=effort), logs)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _engine(data: LogFrames, log: EngineLog, *, spread: Spread, seed: int) -> EngineResult:
-    return engine_result(data, log, replay=True, with_advice=True, seed=seed, progress=None, spread=spread)
-
-
-def _counted(
-    results: Iterator[EngineResult], total: int, progress: Callable[[float], None] | None
-) -> Iterator[EngineResult]:
-    for done, result in enumerate(results, 1):
-        if progress is not None:
-            progress(done / total)
-        yield result
 
 
 def _portion(data: LogFrames, log: EngineLog) -> LogFrames:
@@ -101,29 +86,11 @@ def _portion(data: LogFrames, log: EngineLog) -> LogFrames:
     return LogFrames({}, data.coverage, texts, exceptions, stored)
 
 
-def _result(task: _Task, *, seed: int) -> EngineResult:
-    """One engine's result, without what need not travel: functions, and frames that the asker has."""
-    found = engine_result(task.data, task.log, replay=True, with_advice=True, seed=seed, progress=None)
+def _result(effort: Effort, task: _Task) -> EngineResult:
+    """One engine's result, without the frames and lines that the asker has."""
+    found = engine_result(task.data, task.log, effort)
     bare = EngineLog(task.log.facts, {})
-    answer = found.answer
-    if answer is not None:
-        names = [f.name for f in fields(answer) if callable(getattr(answer, f.name))]
-        functions: dict[str, Any] = dict.fromkeys(names, _not_here)
-        answer = replace(answer, drawn=None, **functions)
-    return replace(found, log=bare, context=replace(found.context, log=bare, texts={}), answer=answer)
-
-
-def _restored(result: EngineResult, log: EngineLog) -> EngineResult:
-    answer = result.answer
-    if answer is not None and answer.sample is not None and answer.config is not None:
-        from logscope.diagnosis.lanes import of_sample
-
-        answer = replace(answer, drawn=of_sample(answer.sample, answer.config))
-    return replace(result, log=log, context=replace(result.context, log=log), answer=answer)
-
-
-def _not_here(*_: object) -> NoReturn:
-    raise RuntimeError("this workload was inferred in another process")
+    return replace(found, log=bare, context=replace(found.context, log=bare, texts={}))
 
 
 def read_on(
@@ -149,18 +116,12 @@ def read_on(
 
 
 def analyze_on(
-    executor: Executor,
-    data: LogFrames,
-    *,
-    given: Mapping[str, Any] | None,
-    replay: bool,
-    seed: int,
-    progress: Callable[[float], None] | None,
+    executor: Executor, data: LogFrames, *, given: Mapping[str, Any] | None, replay: bool, effort: Effort
 ) -> Analysis:
     """Analyse `data`: the engines in parallel where `executor` has several places to run, else the replays of each as it sees fit."""
     if executor.width > 1 and replay:
-        return analyze_fleet(data, executor, given=given, seed=seed, progress=progress)
-    return analyze(data, given=given, replay=replay, seed=seed, progress=progress, spread=executor.map)
+        return analyze_fleet(data, executor, given=given, effort=effort)
+    return analyze(data, given=given, replay=replay, effort=replace(effort, map=executor.map))
 
 
 def server_rows(analysis: Analysis) -> list[dict[str, Any]]:

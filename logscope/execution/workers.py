@@ -137,7 +137,7 @@ class Beside:
             if self._others > 0 and self._pool is None:
                 pool = worker_pool(self._others)
                 for _ in range(self._others):
-                    pool.submit(import_module, "logscope.diagnosis.replay_answer")  # the long part of beginning
+                    pool.submit(import_module, "logscope.diagnosis.long_logs")  # the long part of beginning
                 self._pool = pool
 
 

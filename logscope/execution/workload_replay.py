@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import polars as pl
 
 from logscope.atomic_files import whole_text
-from logscope.diagnosis.spikes import LABELS, slow_and_typical
 from logscope.errors import LogscopeError
+from logscope.inference.ledgers import LABELS, slow_and_typical
 from reference_engine.cost.step_time import LinearStepTime, StepTime
 from reference_engine.model.errors import ConfigError, NoProgressError, SchedulerFailedError
 from reference_engine.model.request import Request

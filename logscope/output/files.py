@@ -22,11 +22,11 @@ from rich.text import Text
 
 from logscope.analysis import Analysis, EngineResult
 from logscope.atomic_files import whole_file, whole_text
-from logscope.diagnosis.lanes import report_frames
-from logscope.diagnosis.replay_answer import ReplayAnswer
+from logscope.diagnosis.lanes import lanes, report_frames
 from logscope.errors import LogscopeError
 from logscope.execution.fleet_analysis import servers_of
 from logscope.execution.workload_replay import JobResult, result_object
+from logscope.inference.result import InferredReplay
 from logscope.output.json import analysis_document
 from logscope.output.report.page import report_name, write_fleet_index, write_html
 from logscope.server.engines import engine_config
@@ -57,16 +57,8 @@ def frames_of_report(found: Analysis) -> dict[str, pl.DataFrame]:
     frames = dict(found.data.frames)
     worst = found.worst_result
     if worst is not None and worst.answer is not None:
-        answer = worst.answer
-        frames |= report_frames(
-            answer.drawn,
-            answer.requests_frame,
-            answer.steps_frame,
-            answer.spikes,
-            [a.candidate.changes for a in worst.advice if a.scenario["duration_s"] is not None],
-            worst.log.facts,
-            answer.origin,
-        )
+        changes = [a.candidate.changes for a in worst.advice if a.scenario["duration_s"] is not None]
+        frames |= report_frames(worst.answer, worst.spikes, changes, worst.log.facts)
     return frames
 
 
@@ -96,8 +88,8 @@ def write_workload(found: Analysis, path: Path) -> None:
         document = {name: getattr(config, name) for name in type(config).__slots__ if name != "async_scheduling"}
         document["async"] = config.async_scheduling
     steps = ("base_s", "per_prefill_token_s", "per_decode_s", "per_kv_token_s")
-    document["step_time"] = {name: answer.step_time[name] for name in steps}
-    requests = [_named_prefix(r) for r in answer.workload]
+    document["step_time"] = {name: getattr(answer.step_time, name) for name in steps}
+    requests = [_named_prefix(r) for r in answer.samples.first.requests]
     _whole(path, lambda out: write_requests(out, requests))
     _whole(path.with_name(path.name + ".config.json"), lambda out: json.dump(document, out, indent=1))
 
@@ -111,13 +103,13 @@ def write_replay_trace(found: Analysis, path: Path) -> None:
 
     _, answer = _replayed(found)
     ids = frozenset(answer.requests_frame["request_id"].to_list())
-    phases = answer.drawn.lanes(ids) if answer.drawn is not None else ()
+    phases = lanes(answer.samples, ids)
     columns = answer.steps_frame.select("time_s", "usage", "running", "waiting")
     points = [CounterPoint(*row) for row in columns.rows()]
     _whole(path, lambda out: write_trace(out, list(phases), points, max_points=MAX_POINTS))
 
 
-def _replayed(found: Analysis) -> tuple[EngineResult, ReplayAnswer]:
+def _replayed(found: Analysis) -> tuple[EngineResult, InferredReplay]:
     worst = found.worst_result
     if worst is None or worst.answer is None:
         raise NothingReplayedError(

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from logscope.analysis import Analysis, EngineResult
-from logscope.diagnosis.spikes import LABELS, Spike
+from logscope.diagnosis.spikes import Spike
 from logscope.evidence.finding import Evidence, Finding
 from logscope.evidence.preemptions import Preemptions
+from logscope.inference.ledgers import LABELS
 from logscope.output.events import iso
 from logscope.sanitize import beginning, redacted
 from logscope.server.engines import EngineFacts
@@ -101,7 +102,7 @@ def _engine(result: EngineResult) -> dict[str, Any]:
         "throughput": {"prompt_tokens_per_s": result.prompt_tps, "generation_tokens_per_s": result.generation_tps},
         "ledger": _ledger(answer.ledger if answer else None),
         "replay": _replay(result),
-        "spikes": [_spike(s) for s in answer.spikes] if answer else [],
+        "spikes": [_spike(s) for s in result.spikes],
         "advice": [a.document() for a in result.advice],
     }
 
@@ -202,6 +203,9 @@ def _sum_throughput(results: Iterable[EngineResult]) -> dict[str, Any]:
     }
 
 
+_STEP_TIME = ("base_s", "per_prefill_token_s", "per_decode_s", "per_kv_token_s")
+
+
 def _replay(result: EngineResult) -> dict[str, Any] | None:
     answer = result.answer
     if answer is None:
@@ -210,7 +214,11 @@ def _replay(result: EngineResult) -> dict[str, Any] | None:
         "requests": answer.requests,
         "fit": dict(answer.fit),
         "seed": answer.seed,
-        "step_time": dict(answer.step_time),
+        "step_time": {
+            **{name: getattr(answer.step_time, name) for name in _STEP_TIME},
+            "basis": "inferred",
+            "error": answer.steps.step_time_error if answer.steps else None,
+        },
         "unsupported": list(answer.unsupported),
     }
 

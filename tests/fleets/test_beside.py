@@ -18,6 +18,7 @@ from logscope.analysis import analyze
 from logscope.execution.executors import ExecutorError, Processes, Serial, executor_for
 from logscope.execution.fleet_analysis import analyze_fleet
 from logscope.execution.workers import Beside, worker_pool
+from logscope.inference.effort import Effort
 from logscope.inference.windows import estimate
 from logscope.inference.windows.particles import Node, Particle, carried, unpacked
 from logscope.log.frames import LogFrames, read_log
@@ -100,7 +101,7 @@ def test_who_replays_does_not_change_the_answer(short_log: LogFrames, monkeypatc
     plain = analysis_document(analyze(short_log))
     assert plain["replay"] is not None
     with Beside(others=1, patience_s=0.0) as executor:
-        assert analysis_document(analyze(short_log, spread=executor.map)) == plain
+        assert analysis_document(analyze(short_log, effort=Effort(map=executor.map))) == plain
         assert executor._pool is not None
     with Processes(2) as two:
         assert analysis_document(analyze_fleet(short_log, two)) == plain

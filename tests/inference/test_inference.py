@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from logscope.inference.effort import Effort
+from logscope.inference.result import InferredReplay
 from logscope.inference.windows import estimate
-from logscope.inference.windows.estimate import Inference, infer, predict
+from logscope.inference.windows.estimate import infer
+from logscope.inference.windows.observations import observe
 from logscope.server.engines import engine_config
+from logscope.server.scenario import Scenario
 from reference_engine.model.ledger import LABELS
 from reference_engine.replay.plain import PlainReplay
 
@@ -34,21 +38,21 @@ def pressed() -> Served:
     return serve(SMALL, PRESSED)
 
 
-def inferred(served: Served, folder: Path, seed: int = 0) -> Inference:
+def inferred(served: Served, folder: Path, seed: int = 0) -> InferredReplay:
     log = parsed(served.text, folder)
-    found = infer(log.frames, log.facts, seed=seed)
+    found = infer(log.frames, log.facts, Effort(seed))
     assert found is not None
     return found
 
 
 @pytest.fixture(scope="module")
-def from_requests(pressed: Served, tmp_path_factory: pytest.TempPathFactory) -> Inference:
+def from_requests(pressed: Served, tmp_path_factory: pytest.TempPathFactory) -> InferredReplay:
     """What is inferred with request lines."""
     return inferred(pressed, tmp_path_factory.mktemp("requests"))
 
 
 @pytest.fixture(scope="module")
-def from_statistics(tmp_path_factory: pytest.TempPathFactory) -> Inference:
+def from_statistics(tmp_path_factory: pytest.TempPathFactory) -> InferredReplay:
     """What is inferred of the same server without them."""
     return inferred(serve(SMALL, PRESSED, received=False), tmp_path_factory.mktemp("statistics"))
 
@@ -62,7 +66,7 @@ def test_the_truth_of_the_test_holds_preemptions_and_a_queue(pressed: Served) ->
     assert pressed.percentile("first_token", 90) > 3.0
 
 
-def test_preemptions_are_found_though_no_line_shows_them(pressed: Served, from_requests: Inference) -> None:
+def test_preemptions_are_found_though_no_line_shows_them(pressed: Served, from_requests: InferredReplay) -> None:
     counts = from_requests.preemptions
     assert close(counts.value, pressed.preemptions, 0.3)
     assert counts.low <= pressed.preemptions <= counts.high
@@ -71,15 +75,15 @@ def test_preemptions_are_found_though_no_line_shows_them(pressed: Served, from_r
     assert sum(s.value for s in counts.timeline) == pytest.approx(counts.value, abs=1.5)
 
 
-def test_latencies_with_request_lines(pressed: Served, from_requests: Inference) -> None:
+def test_latencies_with_request_lines(pressed: Served, from_requests: InferredReplay) -> None:
     for name, what in (("ttft_s", "first_token"), ("e2e_s", "end")):
         for percent, share in ((50, 0.25), (90, 0.15), (99, 0.15)):
             said = from_requests.latency[name][f"p{percent}"]
             assert close(said, pressed.percentile(what, percent), share), (name, percent)
 
 
-def test_latencies_from_statistics_and_access_lines_alone(pressed: Served, from_statistics: Inference) -> None:
-    assert from_statistics.observations.level == "statistics"
+def test_latencies_from_statistics_and_access_lines_alone(pressed: Served, from_statistics: InferredReplay) -> None:
+    assert from_statistics.level == "statistics"
     assert close(from_statistics.preemptions.value, pressed.preemptions, 0.4)
     for name, what in (("ttft_s", "first_token"), ("e2e_s", "end")):
         for percent in (90, 99):
@@ -87,54 +91,54 @@ def test_latencies_from_statistics_and_access_lines_alone(pressed: Served, from_
             assert close(said, pressed.percentile(what, percent), 0.3), (name, percent)
 
 
-def test_the_fit_is_told_for_each_series(from_requests: Inference) -> None:
+def test_the_fit_is_told_for_each_series(from_requests: InferredReplay) -> None:
     assert set(from_requests.fit) == {"running", "waiting", "kv_usage", "generation"}
     assert all(v is not None and v > 0.8 for v in from_requests.fit.values())
 
 
-def test_step_costs_come_out_of_the_log(from_requests: Inference) -> None:
-    cost = from_requests.cost.cost
+def test_step_costs_come_out_of_the_log(from_requests: InferredReplay) -> None:
+    cost = from_requests.step_time
     for requests, kv in ((6, 2500), (14, 5000)):
         truth = STEP_TIME.seconds(0, requests, kv, requests)
-        assert cost.decode(requests, kv) == pytest.approx(truth, rel=0.3)
+        assert cost.seconds(0, requests, kv, requests) == pytest.approx(truth, rel=0.3)
 
 
-def test_the_ledger_blames_the_kv_space(from_requests: Inference) -> None:
-    slow = from_requests.ledger.slow_s
+def test_the_ledger_blames_the_kv_space(from_requests: InferredReplay) -> None:
+    slow = from_requests.ledger["slow_s"]
     assert set(slow) == set(LABELS)
     delay = sum(slow.values()) - slow["prefill"] - slow["decode"]
     kv = slow["queued_for_kv"] + slow["preempted_wait"] + slow["recompute"]
     assert kv > 0.5 * delay
 
 
-def test_replays_are_the_particles_own_runs(from_requests: Inference) -> None:
+def test_replays_are_the_particles_own_runs(from_requests: InferredReplay) -> None:
     told = from_requests.latency["e2e_s"]["p50"]
-    assert from_requests.baseline().e2e_s["p50"] == pytest.approx(told, rel=0.1)
+    assert from_requests.predict(None)["e2e_s"]["p50"] == pytest.approx(told, rel=0.1)
     frame = from_requests.requests_frame
     assert frame.height == len(PRESSED)
     assert from_requests.steps_frame.height > 100
 
 
-def test_a_change_is_predicted(from_requests: Inference) -> None:
+def test_a_change_is_predicted(from_requests: InferredReplay) -> None:
     """Four tenths more blocks on the real engine, against the prediction from the log before."""
     after = PlainReplay(with_blocks(350), STEP_TIME, keep_steps=False)
     after.run(PRESSED)
     truth = Served("", after.all_records(), after.preemptions)
-    told = predict(from_requests, with_blocks(350))
-    assert abs(told.preemptions - truth.preemptions) <= 12
-    assert close(told.ttft_s["p99"], truth.percentile("first_token", 99), 0.35)
-    assert close(told.e2e_s["p99"], truth.percentile("end", 99), 0.2)
-    before = from_requests.baseline()
-    assert (told.ttft_s["p99"] or 0) < 0.7 * (before.ttft_s["p99"] or 0)
+    told = from_requests.predict(Scenario(with_blocks(350), {}))
+    assert abs(told["preemptions"] - truth.preemptions) <= 12
+    assert close(told["ttft_s"]["p99"], truth.percentile("first_token", 99), 0.35)
+    assert close(told["e2e_s"]["p99"], truth.percentile("end", 99), 0.2)
+    before = from_requests.predict(None)
+    assert (told["ttft_s"]["p99"] or 0) < 0.7 * (before["ttft_s"]["p99"] or 0)
 
 
-def test_load_and_replicas_go_the_expected_way(from_requests: Inference) -> None:
-    before = from_requests.baseline()
-    double = predict(from_requests, from_requests.config, arrival_scale=2.0)
-    halves = predict(from_requests, from_requests.config, replicas=2)
-    assert (double.e2e_s["p99"] or 0) > (before.e2e_s["p99"] or 0)
-    assert (halves.e2e_s["p99"] or 0) < (before.e2e_s["p99"] or 0)
-    assert halves.preemptions < before.preemptions
+def test_load_and_replicas_go_the_expected_way(from_requests: InferredReplay) -> None:
+    before, now = from_requests.predict(None), from_requests.samples.config
+    double = from_requests.predict(Scenario(now, {}, arrival_scale=2.0))
+    halves = from_requests.predict(Scenario(now, {}, replicas=2))
+    assert (double["e2e_s"]["p99"] or 0) > (before["e2e_s"]["p99"] or 0)
+    assert (halves["e2e_s"]["p99"] or 0) < (before["e2e_s"]["p99"] or 0)
+    assert halves["preemptions"] < before["preemptions"]
 
 
 def test_same_seed_same_answer_and_another_seed_another(tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ def test_a_calm_server_has_no_preemption_and_its_speed_is_known(tmp_path: Path) 
 def test_a_seat_limit_is_no_shortage_of_blocks(tmp_path: Path) -> None:
     served = serve(replace(with_blocks(3000), max_num_seqs=4), burst(60, seed=4, rate=1.5))
     found = inferred(served, tmp_path)
-    slow = found.ledger.slow_s
+    slow = found.ledger["slow_s"]
     assert found.preemptions.high <= 2
     assert slow["queued_for_seat"] > 10 * slow["queued_for_kv"]
     assert close(found.latency["ttft_s"]["p99"], served.percentile("first_token", 99), 0.15)
@@ -165,7 +169,9 @@ def test_a_seat_limit_is_no_shortage_of_blocks(tmp_path: Path) -> None:
 def test_outputs_under_a_large_limit_are_inferred_from_the_totals(tmp_path: Path) -> None:
     served = serve(SMALL, PRESSED, certain=False)
     found = inferred(served, tmp_path)
-    assert all(a.output_tokens is None and a.max_tokens == 4000 for a in found.observations.arrivals)
+    seen = observe(parsed(served.text, tmp_path).frames)
+    assert seen is not None
+    assert all(a.output_tokens is None and a.max_tokens == 4000 for a in seen.arrivals)
     assert close(found.latency["e2e_s"]["p90"], served.percentile("end", 90), 0.35)
 
 

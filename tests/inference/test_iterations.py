@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logscope.inference.steps.reconstruct import Reconstruction, reconstruct
+from logscope.inference.result import InferredReplay, StepAccount
+from logscope.inference.steps.reconstruct import reconstruct
 from logscope.server.engines import EngineLog, engine_logs
 from parsers.reading.by_line import read_events
 from parsers.reading.events import Coverage
@@ -40,10 +41,15 @@ def read(tmp_path: Path) -> Read:
     return reading
 
 
-def account(log: EngineLog) -> Reconstruction:
+def account(log: EngineLog) -> InferredReplay:
     found = reconstruct(log.frames, log.facts)
     assert found is not None
     return found
+
+
+def steps_of(found: InferredReplay) -> StepAccount:
+    assert found.steps is not None
+    return found.steps
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
@@ -71,27 +77,27 @@ def test_every_preemption_is_found_where_it_happened(case: str, read: Read) -> N
     engine, printing = CASES[case]
     text, truth = write_log(workload(100, 3.5, seed=1), engine, printing)
     found = account(read(text))
-    low, value, high = found.preemptions
+    low, value, high = found.preemptions.bounds
     # the asynchronous scheduler may evict a request whose last token is on its way: that leaves no trace in the steps
     unseen = 0.06 if engine.async_scheduling else 0.0
     assert value == pytest.approx(len(truth.preempted), rel=unseen)
     assert low <= len(truth.preempted) <= high
     assert high - low <= max(2, 0.3 * value)
     when = [t for t, _ in truth.preempted]
-    ours = [(t - START.replace(tzinfo=None)).total_seconds() for t in found.evictions]
+    ours = [(t - START.replace(tzinfo=None)).total_seconds() for t in steps_of(found).evictions]
     near = [min(abs(t - moment) for t in when) < 0.2 for moment in ours]
     assert sum(near) >= 0.9 * len(near)
-    assert sum(s.value for s in found.timeline) == value
-    assert found.recomputed_tokens == pytest.approx(truth.recomputed, rel=0.1, abs=50)
-    assert found.explained > 0.8
-    assert found.trusted
+    assert sum(s.value for s in found.preemptions.timeline) == value
+    assert found.preemptions.recomputed_tokens == pytest.approx(truth.recomputed, rel=0.1, abs=50)
+    assert steps_of(found).explained > 0.8
+    assert steps_of(found).trusted
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_latencies_are_those_of_the_run(case: str, read: Read) -> None:
     engine, printing = CASES[case]
     text, truth = write_log(workload(100, 3.5, seed=2), engine, printing)
-    summary = account(read(text)).result.summary()
+    summary = account(read(text)).replay.summary()
     assert summary.finished == 100
     for ours, theirs in (
         (summary.ttft_s, truth.latencies("first_token")),
@@ -104,15 +110,15 @@ def test_latencies_are_those_of_the_run(case: str, read: Read) -> None:
 def test_the_ledger_adds_up_to_each_request_s_life(read: Read) -> None:
     text, truth = write_log(workload(100, 3.5, seed=3), config())
     found = account(read(text))
-    for record in found.result.records:
+    for record in found.replay.records:
         assert record.end is not None
         assert sum(record.ledger) == record.end - record.arrival
         assert min(record.ledger) >= 0
         name = str(record.request.id).removeprefix("cmpl-")
         assert record.output == truth.outputs[name]
-    evicted = [r for r in found.result.records if r.preemptions]
+    evicted = [r for r in found.replay.records if r.preemptions]
     assert evicted
-    table = found.result.requests()
+    table = found.replay.requests()
     assert table["preempted_wait"].sum() > 0
     assert table["recompute"].sum() > 0
     assert table["queued_for_kv"].sum() > 10 * table["queued_for_seat"].sum()
@@ -121,7 +127,7 @@ def test_the_ledger_adds_up_to_each_request_s_life(read: Read) -> None:
 def test_prompt_lengths_are_solved_from_what_steps_computed_and_freed(read: Read) -> None:
     text, truth = write_log(workload(100, 3.5, seed=4), config())
     found = account(read(text))
-    off = [abs(r.prompt_tokens - truth.prompts[str(r.id).removeprefix("cmpl-")]) for r in found.workload]
+    off = [abs(r.prompt_tokens - truth.prompts[str(r.id).removeprefix("cmpl-")]) for r in found.samples.first.requests]
     assert np.median(off) == 0
     assert np.percentile(off, 90) < 60
 
@@ -131,15 +137,15 @@ def test_the_step_time_is_measured(read: Read) -> None:
     found = account(read(text))
     assert found.step_time.per_prefill_token_s == pytest.approx(0.0003, rel=0.1)
     assert found.step_time.base_s == pytest.approx(0.0095, rel=0.15)  # the time between steps included
-    assert found.step_time_error < 0.03
+    assert steps_of(found).step_time_error < 0.03
 
 
 def test_a_calm_server_has_none(read: Read) -> None:
     text, _ = write_log(workload(40, 1.0, seed=6), config(num_blocks=2000))
     found = account(read(text))
-    assert found.preemptions == (0, 0, 0)
-    assert found.timeline == ()
-    assert found.recomputed_tokens == 0
+    assert found.preemptions.bounds == (0, 0, 0)
+    assert found.preemptions.timeline == ()
+    assert found.preemptions.recomputed_tokens == 0
 
 
 BOUNDS: dict[str, tuple[EngineConfig, Printing]] = {
@@ -155,10 +161,10 @@ def test_where_nothing_tells_when_a_request_ends_blocks_do(case: str, read: Read
     engine, printing = BOUNDS[case]
     text, truth = write_log(workload(100, 3.5, seed=1), engine, printing)
     found = account(read(text))
-    low, value, high = found.preemptions
+    low, value, high = found.preemptions.bounds
     assert value == pytest.approx(len(truth.preempted), rel=0.25, abs=2)
     assert low - 1 <= len(truth.preempted) <= high + 1
-    ours = found.result.summary().ttft_s
+    ours = found.replay.summary().ttft_s
     for name, seconds in percentiles(truth.latencies("first_token")).items():
         assert ours[name] == pytest.approx(seconds, rel=0.15, abs=0.1), name
 
@@ -167,9 +173,9 @@ def test_without_any_arrival_the_waiting_requests_place_them(read: Read) -> None
     text, truth = write_log(workload(150, 6.0, seed=7), config(), Printing(requests=False))
     text = re.sub(r"(?m)^INFO: .*POST.*\n", "", text)
     found = account(read(text))
-    assert not found.known_arrivals
-    assert found.preemptions[1] == pytest.approx(len(truth.preempted), rel=0.3, abs=2)
-    middle = found.result.summary().ttft_s["p50"]
+    assert not steps_of(found).known_arrivals
+    assert found.preemptions.value == pytest.approx(len(truth.preempted), rel=0.3, abs=2)
+    middle = found.replay.summary().ttft_s["p50"]
     assert middle == pytest.approx(percentiles(truth.latencies("first_token"))["p50"], rel=0.35)
 
 
@@ -180,11 +186,11 @@ def test_by_priority_anyone_may_be_the_victim(read: Read) -> None:
     log = read(text)
     assert log.facts.config["policy"] == "priority"
     found = account(log)
-    low, value, high = found.preemptions
+    low, value, high = found.preemptions.bounds
     assert value == pytest.approx(len(truth.preempted), rel=0.15, abs=1)
     assert low <= len(truth.preempted) <= high
     middle = percentiles(truth.latencies("finished"))["p50"]
-    assert found.result.summary().e2e_s["p50"] == pytest.approx(middle, rel=0.2)
+    assert found.replay.summary().e2e_s["p50"] == pytest.approx(middle, rel=0.2)
 
 
 def iteration_lines(text: str) -> list[tuple[int, str]]:
@@ -199,8 +205,8 @@ def test_missing_lines_are_passed_over(share: float, read: Read) -> None:
     gone = {i for i, _ in steps[first : first + 25]}
     kept = [line for i, line in enumerate(text.splitlines(True)) if i not in gone]
     found = account(read("".join(kept)))
-    assert found.preemptions[1] == pytest.approx(len(truth.preempted), rel=0.3, abs=4)
-    assert found.result.summary().finished >= 100
+    assert found.preemptions.value == pytest.approx(len(truth.preempted), rel=0.3, abs=4)
+    assert found.replay.summary().finished >= 100
 
 
 def test_a_log_may_begin_in_the_middle(read: Read) -> None:
@@ -209,15 +215,15 @@ def test_a_log_may_begin_in_the_middle(read: Read) -> None:
     later = lines[len(lines) // 2 :]
     found = account(read("".join([*head, *later])))
     since = len(truth.preempted) - sum(t < 0.5 * max(truth.finished.values()) for t, _ in truth.preempted)
-    assert found.preemptions[1] == pytest.approx(since, rel=0.5, abs=6)
-    assert found.result.summary().finished > 20
+    assert found.preemptions.value == pytest.approx(since, rel=0.5, abs=6)
+    assert found.replay.summary().finished > 20
 
 
 def test_aborted_requests_leave(read: Read) -> None:
     text, _ = write_log(workload(40, 2.0, seed=10), config(num_blocks=2000))
     line = "(APIServer pid=7) INFO 11-29 10:00:07 [async_llm.py:700] Aborted request(s) cmpl-r0039,cmpl-unknown.\n"
     found = account(read(text + line))
-    assert found.preemptions == (0, 0, 0)
+    assert found.preemptions.bounds == (0, 0, 0)
 
 
 @pytest.mark.parametrize("damage", ["half the lines are lost", "no order", "false numbers"])
@@ -233,7 +239,7 @@ def test_a_damaged_log_still_adds_up(damage: str, read: Read) -> None:
     else:
         body = [re.sub(r"Iteration\(\d+", lambda _: f"Iteration({chance.randint(0, 10**9)}", x) for x in body]
         body = [re.sub(r"usage: [\d.]+%", "usage: 250.0%", x) for x in body]
-    for record in account(read("".join([*head, *body]))).result.records:
+    for record in account(read("".join([*head, *body]))).replay.records:
         assert record.end is None or sum(record.ledger) == record.end - record.arrival
         assert min(record.ledger) >= 0
 
@@ -255,25 +261,25 @@ def test_without_the_size_of_the_cache_there_is_no_account(read: Read) -> None:
 
 
 @pytest.fixture(scope="module")
-def real() -> Reconstruction:
+def real() -> InferredReplay:
     return account(engine_log(REAL))
 
 
-def test_a_real_server_s_preemptions(real: Reconstruction) -> None:
+def test_a_real_server_s_preemptions(real: InferredReplay) -> None:
     """vLLM 0.32.0; its own counter ended at 63, and 13,758 tokens were computed again."""
-    assert real.preemptions[1] == 63
-    assert real.preemptions[0] <= 63 <= real.preemptions[2]
-    assert real.recomputed_tokens == pytest.approx(13758, rel=0.05)
+    assert real.preemptions.value == 63
+    assert real.preemptions.low <= 63 <= real.preemptions.high
+    assert real.preemptions.recomputed_tokens == pytest.approx(13758, rel=0.05)
     # the counter was read each second, so that windows differ at their edges
-    ours = {f"{w.start:%H:%M:%S}": w.value for w in real.timeline}
+    ours = {f"{w.start:%H:%M:%S}": w.value for w in real.preemptions.timeline}
     counter = {"23:57:40": 5, "23:57:50": 19, "23:58:00": 8, "23:58:10": 16, "23:58:20": 11, "23:58:30": 4}
     assert ours.keys() <= counter.keys()
     assert all(abs(ours.get(w, 0) - counter[w]) <= 4 for w in counter)
 
 
-def test_a_real_server_s_latencies(real: Reconstruction) -> None:
+def test_a_real_server_s_latencies(real: InferredReplay) -> None:
     """As its client measured them, in seconds."""
-    summary = real.result.summary()
+    summary = real.replay.summary()
     assert summary.finished == 216
     assert summary.ttft_s["p50"] == pytest.approx(0.274, abs=0.05)
     assert summary.ttft_s["p99"] == pytest.approx(15.15, rel=0.01)
@@ -284,10 +290,10 @@ def test_a_real_server_s_latencies(real: Reconstruction) -> None:
     assert all(value is not None and value > 0.95 for value in real.fit.values())
 
 
-def test_a_real_server_s_lines_agree_with_themselves(real: Reconstruction) -> None:
-    assert real.coverage == pytest.approx(1.0, abs=0.01)
-    assert real.explained > 0.9
-    finished = [r for r in real.result.records if r.status == "finished"]
+def test_a_real_server_s_lines_agree_with_themselves(real: InferredReplay) -> None:
+    assert steps_of(real).coverage == pytest.approx(1.0, abs=0.01)
+    assert steps_of(real).explained > 0.9
+    finished = [r for r in real.replay.records if r.status == "finished"]
     assert all(r.output == r.request.output_tokens for r in finished)
     assert sum(r.output for r in finished) == 42589
 

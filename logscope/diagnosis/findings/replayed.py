@@ -9,9 +9,10 @@ import polars as pl
 
 from logscope.diagnosis.advice import overloaded
 from logscope.diagnosis.ordering import ordering_finding
-from logscope.diagnosis.replay_answer import ReplayAnswer
+from logscope.diagnosis.spikes import Spike
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
+from logscope.inference.result import InferredReplay
 from logscope.wording import LOST_TO, duration
 
 __all__ = ["replay_findings"]
@@ -22,27 +23,32 @@ MIN_MORE = 0.05
 
 
 def replay_findings(
-    context: Context, answer: ReplayAnswer, baseline: Mapping[str, Any] | None, free: Sequence[Mapping[str, Any]]
+    context: Context,
+    answer: InferredReplay,
+    spikes: Sequence[Spike],
+    baseline: Mapping[str, Any] | None,
+    free: Sequence[Mapping[str, Any]],
 ) -> list[Finding]:
     """All findings of one engine's replay. `free` are the figures of the free candidates that were replayed."""
-    found = [*_preemption(context, answer), *_waits(context, answer)]
-    if baseline is not None and overloaded(baseline, free, answer.last_arrival_s):
+    found = [*_preemption(context, answer), *_waits(context, answer, spikes)]
+    if baseline is not None and overloaded(baseline, free, answer.arriving_s):
         title = (
             "More work is offered than this server does under any free setting: in each replay it ends"
             f" at least a quarter later than its last arrival ({len(free)} settings tried)"
         )
         found.append(Finding("overload", "critical", "replayed", title))
-    if baseline is not None and answer.sample is not None and answer.config is not None:
-        found += ordering_finding(context.log.facts, answer.sample, answer.config)
+    if baseline is not None:
+        found += ordering_finding(context.log.facts, answer.samples)
     return found
 
 
-def _preemption(context: Context, answer: ReplayAnswer) -> list[Finding]:
-    low, value, high = answer.preemptions
+def _preemption(context: Context, answer: InferredReplay) -> list[Finding]:
+    low, value, high = answer.preemptions.bounds
     if value < MIN_PREEMPTIONS:
         return []
-    start, end = seconds(t for s in answer.timeline for t in (s.start, s.end))
-    tokens = f", {answer.recomputed_tokens:,.0f} tokens computed twice" if answer.recomputed_tokens else ""
+    start, end = seconds(t for s in answer.preemptions.timeline for t in (s.start, s.end))
+    again = answer.preemptions.recomputed_tokens
+    tokens = f", {again:,.0f} tokens computed twice" if again else ""
     title = (
         f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were evicted when KV blocks ran out"
         f"{_pause(answer)}"
@@ -51,7 +57,7 @@ def _preemption(context: Context, answer: ReplayAnswer) -> list[Finding]:
     return [Finding("kv-preemption", severity, "inferred", title, start, end, _full_windows(context))]
 
 
-def _pause(answer: ReplayAnswer) -> str:
+def _pause(answer: InferredReplay) -> str:
     """What a victim's client sees: its longest gap between tokens."""
     victims = answer.requests_frame.filter(pl.col("preemptions") > 0)
     if victims.height == 0:
@@ -70,7 +76,7 @@ def _full_windows(context: Context) -> tuple[Evidence, ...]:
     return evidence_of(fullest, context.texts)
 
 
-def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
+def _waits(context: Context, answer: InferredReplay, spikes: Sequence[Spike]) -> list[Finding]:
     """What the slow requests' delay is made of, where a cause has a tenth of their time."""
     slow = answer.ledger.get("slow_s") or {}
     total = sum(slow.values())
@@ -94,7 +100,7 @@ def _waits(context: Context, answer: ReplayAnswer) -> list[Finding]:
             continue  # as everybody else, and not much
         title = f"{sentence}: {share:.0%} of their {total:.1f} s (of a typical request's {usual:.1f} s: {common:.0%})"
         evidence = _evidence(context, name)
-        start, end = seconds(s.start for s in answer.spikes)
+        start, end = seconds(s.start for s in spikes)
         severity = "warning" if share < 1 / 3 else "critical"
         found.append(Finding(name, severity, "replayed", title, start, end, evidence))
     return found

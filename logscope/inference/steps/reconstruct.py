@@ -1,21 +1,25 @@
-"""An exact account from logs with one line a step: `reconstruct` and its `Reconstruction`.
+"""An exact account from logs with one line a step: `reconstruct`.
 
-The steps say what the scheduler did; no replay has to guess it. What comes out has the shape of a finished replay.
-
-How well an account of the steps agrees with the statistics lines, which it did not use but for the queue's length.
+The steps say what the scheduler did; no replay has to guess it. What comes out has the shape of a finished replay. How well it agrees with
+the statistics lines, which it did not use but for the queue's length, is its fit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
 import polars as pl
 
 from logscope.evidence.preemptions import Stretch
+from logscope.evidence.windows import NEARLY_FULL_PCT, stats_windows
+from logscope.inference.effort import Effort
+from logscope.inference.ledgers import slow_and_typical
+from logscope.inference.prediction import Samples
+from logscope.inference.result import InferredReplay, PreemptionCount, StepAccount
 from logscope.inference.steps.arrivals import Arrivals, guessed, read_arrivals, timed
 from logscope.inference.steps.clock import Floats, Ints
 from logscope.inference.steps.load import evicted_waiting
@@ -24,12 +28,13 @@ from logscope.inference.steps.records import Story, stalled_steps, tell
 from logscope.inference.steps.track import track
 from logscope.inference.workloads import Workload
 from logscope.server.engines import EngineFacts, engine_config
-from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.replay.results import ReplayResult
 
-__all__ = ["Reconstruction", "fit_of_steps", "reconstruct"]
+__all__ = ["fit_of_steps", "reconstruct"]
+
+_ALONE = Effort()
 
 
 def fit_of_steps(
@@ -97,58 +102,18 @@ _ENOUGH = 150  # changes in the steps by which the rules are chosen
 _OFTEN = 5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
 # accounts that are followed at a time: so many changes times accounts, and bounds
 _WORK, _FEWEST, _MOST = 24_000, 3, 12
-_FAIR = 0.5
-_COVERED = 0.85
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """What the steps of one engine say. Times of `result`, `workload` and `sample` are seconds from `epoch` (record's clock, no zone).
-
-    `result`: records with ledgers, gaps and steps, as a replay gives them; `preemptions`: low, value, high; `evictions`: when each
-    happened; `timeline`: windows with their counts; `step_time`: measured step by step, with its median relative `step_time_error`;
-    `fit`: running, waiting, kv_usage, generation against the statistics lines (None: nothing to compare); `explained`: how well the
-    scheduler's rules explain the steps, 0..1; `coverage`: share of the tokens of the statistics lines that the steps hold (None: no such
-    lines); `known_arrivals`: whether the log shows when requests came, else they are placed by the numbers of waiting ones.
-    `workload`: the requests; `sample`: the same with the machine's speed in each window and its stalls; `config`: what replays them.
-    """
-
-    epoch: datetime
-    result: ReplayResult
-    preemptions: tuple[float, float, float]
-    evictions: tuple[datetime, ...]
-    timeline: tuple[Stretch, ...]
-    recomputed_tokens: int
-    step_time: LinearStepTime
-    step_time_error: float
-    fit: Mapping[str, float | None]
-    explained: float
-    coverage: float | None
-    known_arrivals: bool
-    workload: tuple[Request, ...]
-    sample: Workload
-    config: EngineConfig
-
-    @property
-    def trusted(self) -> bool:
-        """Whether it should stand instead of an inference from replays."""
-        return self.explained >= _FAIR and (self.coverage is None or self.coverage >= _COVERED)
+_REPEATS = 3  # preemptions, from which on they repeat
 
 
 def reconstruct(
-    frames: Mapping[str, pl.DataFrame],
-    facts: EngineFacts,
-    *,
-    seed: int = 0,
-    progress: Callable[[float], None] | None = None,
-) -> Reconstruction | None:
+    frames: Mapping[str, pl.DataFrame], facts: EngineFacts, effort: Effort = _ALONE
+) -> InferredReplay | None:
     """Account for every step of one engine.
 
     Args:
         frames: the engine's frames.
         facts: who it is.
-        seed: decides only where nothing in the log does (who finished, without limits and KV usage).
-        progress: is told the share that is done, 0..1.
+        effort: its seed decides only where nothing in the log does (who finished, without limits and KV usage).
 
     Returns:
         None where there are no iteration lines, or the size of the KV cache is not known.
@@ -162,14 +127,14 @@ def reconstruct(
         return None
     stats = frames.get("stats")
     arrivals = read_arrivals(frames, steps, _engines(facts))
-    found, rules = _best_track(steps, arrivals, config, _hit_rate(stats), seed, progress)
+    found, rules = _best_track(steps, arrivals, config, _hit_rate(stats), effort)
     arrivals = _placed(found, arrivals, steps, stats)
     prompts = [max(1, round(h.prompt)) for h in found.histories]
     hits = _hits(stats, prompts) if config.enable_prefix_caching else 0
     story = tell(found, steps, arrivals, rules, prompts, hits)
-    if progress is not None:
-        progress(1.0)
-    return _answer(found, steps, arrivals, rules, story, stats, config, hits)
+    effort.report(1.0)
+    answer = _answer(found, steps, arrivals, rules, story, stats, config, hits)
+    return replace(answer, pressure=_pressure(answer.preemptions.value, stats), seed=effort.seed)
 
 
 def _engines(facts: EngineFacts) -> int:
@@ -187,32 +152,45 @@ def _answer(
     stats: pl.DataFrame | None,
     config: EngineConfig,
     hits: int,
-) -> Reconstruction:
+) -> InferredReplay:
     explained = max(0.0, 1.0 - found.cost / max(1.0, _BADLY * len(found.histories)))
     ahead = int(rules.asynchronous)  # a step is scheduled while the one before it runs
     evicted = [max(0, k - ahead) for k, _ in found.evictions]
     times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k in evicted]
     fit, coverage = fit_of_steps(stats, story, steps, config)
     certain = rules.exact_limits or (len(arrivals) > 0 and bool(arrivals.exact.all()))
-    sample = _sample(story, hits, config)
+    low, value, high = _bounds(found, len(steps), explained, certain)
     result = ReplayResult(config, story.records, story.gaps, story.log)
-    return Reconstruction(
-        epoch=_naive(story.epoch),
-        result=result,
-        preemptions=_bounds(found, len(steps), explained, certain),
-        evictions=tuple(times),
-        timeline=_timeline(times),
-        recomputed_tokens=_recomputed(found, steps, rules, story),
-        step_time=story.calibration.linear,
-        step_time_error=story.calibration.error,
+    summary = result.summary()
+    sample = _sample(story, hits, config)
+    replayed = replace(config, async_scheduling=False, enable_prefix_caching=hits > 0)
+    samples = Samples((sample,), replayed)
+    return InferredReplay(
+        origin=_naive(story.epoch),
+        level="steps",
+        requests=len(sample.requests),
+        preemptions=PreemptionCount(low, value, high, _recomputed(found, steps, rules, story), _timeline(times)),
+        pressure="none",
         fit=fit,
-        explained=explained,
-        coverage=coverage,
-        known_arrivals=arrivals.known,
-        workload=sample.requests,
-        sample=sample,
-        config=replace(config, async_scheduling=False, enable_prefix_caching=hits > 0),
+        latency={"ttft_s": summary.ttft_s, "e2e_s": summary.e2e_s, "itl_s": summary.itl_s, "basis": "inferred"},
+        ledger=slow_and_typical(result.requests()),
+        step_time=story.calibration.linear,
+        replay=result,
+        samples=samples,
+        screening=samples,
+        steps=StepAccount(explained, coverage, arrivals.known, story.calibration.error, tuple(times)),
     )
+
+
+def _pressure(preemptions: float, stats: pl.DataFrame | None) -> str:
+    """`thrash` where preemption repeats, `saturated` where requests waited at a full cache, else `none`."""
+    if preemptions >= _REPEATS:
+        return "thrash"
+    windows = stats_windows(stats)
+    waiting = (
+        windows is not None and windows.filter((pl.col("waiting") > 0) & (pl.col("kv_pct") >= NEARLY_FULL_PCT)).height
+    )
+    return "saturated" if waiting else "none"
 
 
 def _hit_rate(stats: pl.DataFrame | None) -> float:
@@ -251,12 +229,7 @@ def _budget(config: EngineConfig, steps: Steps) -> int:
 
 
 def _best_track(
-    steps: Steps,
-    arrivals: Arrivals,
-    config: EngineConfig,
-    hit_rate: float,
-    seed: int,
-    progress: Callable[[float], None] | None,
+    steps: Steps, arrivals: Arrivals, config: EngineConfig, hit_rate: float, effort: Effort
 ) -> tuple[Track, Rules]:
     """The account that goes least against the rules, over what the log leaves open: the model runner, and what ends a request."""
     first = _rules(config, hit_rate, steps)
@@ -272,10 +245,9 @@ def _best_track(
     sample = _telling_part(steps, first.usable)
     tried: list[tuple[float, int]] = []
     for index, rules in enumerate(ways):
-        quick = track(sample, arrivals, rules, seed, kept=2)
+        quick = track(sample, arrivals, rules, effort.seed, kept=2)
         tried.append((quick.cost + (_FLIP if index else 0.0), index))
-        if progress is not None:
-            progress(0.5 * (index + 1) / len(ways))
+        effort.report(0.5 * (index + 1) / len(ways))
         if quick.cost == 0:
             break
     best = ways[min(tried)[1]]
@@ -284,7 +256,7 @@ def _best_track(
     most = _MOST * 2 // 3 if first.priority else _MOST
     work = changes * (1.0 + float(steps.requests.mean()) / 15.0)
     kept = int(np.clip(_WORK / max(1.0, work), _FEWEST, most))
-    return track(steps, arrivals, best, seed, kept), best
+    return track(steps, arrivals, best, effort.seed, kept), best
 
 
 def _telling_part(steps: Steps, usable: int) -> Steps:

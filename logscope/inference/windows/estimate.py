@@ -1,42 +1,38 @@
-"""The inference as a whole: from one engine's frames to an `Inference`, and from there to predictions."""
+"""The inference from windows as a whole: from one engine's frames to an `InferredReplay`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from logscope.inference.effort import Spread, in_turn
+from logscope.inference.effort import Effort
+from logscope.inference.ledgers import ledger_of_replays
+from logscope.inference.prediction import Samples, summarise_replays
+from logscope.inference.result import CoveredSpan, InferredReplay
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
 from logscope.inference.windows.observations import Observations, observe
 from logscope.inference.windows.particles import Carried, Particle, Plan, WindowFit, carried, unpacked
 from logscope.inference.windows.portion import with_inherited, worst_span
-from logscope.inference.windows.posterior import (
-    Counts,
-    Ledgers,
-    count_preemptions,
-    fit_of,
-    latencies,
-    ledgers,
-    pressure_of,
-)
-from logscope.inference.windows.prediction import Prediction, predict_workloads, summarise_replays
+from logscope.inference.windows.posterior import count_preemptions, fit_of, latencies, pressure_of
 from logscope.inference.windows.step_time_fit import first_guess, refit
-from logscope.inference.workloads import Replayed, StepFactors, Workload, replay_workload
+from logscope.inference.workloads import Replayed, Workload, replay_workload
 from logscope.server.engines import EngineFacts, engine_config
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
-from reference_engine.replay.results import requests_frame, steps_frame
+from reference_engine.replay.results import ReplayResult
 from reference_engine.sketch.request import SketchRules
 from reference_engine.sketch.step_cost import CostFit
 
-__all__ = ["Inference", "as_inferred", "infer", "predict"]
+__all__ = ["infer"]
 
+_ALONE = Effort()
+_SCREENED = 3  # changes are tried on every third of the sampled workloads before they are on all
 _SECONDS = 5.0  # of one core, about, for all passes
 _POOLED = "statistics"  # outputs are drawn anew in every particle, so that one alone has too little of the tail
 _MOST_ARRIVALS = 6_000
@@ -46,77 +42,16 @@ _MOST_WINDOWS = 1_000
 _WIDEST = {"requests": 0.5 / 1.15, "statistics": 0.7 / 1.25}
 
 
-@dataclass(frozen=True)
-class Inference:
-    """What one engine's log says of its requests. Times are seconds on the clock that starts at `observations.epoch`.
-
-    `config`: what was replayed (first come first served and one batch at a time, as no log shows priorities;
-    prefix caching only where prompts share a head); `workloads`:
-    equally likely samples; `covered`: the share of the log's pressed windows that was replayed (a long log is cut to its
-    worst span, its counts are extrapolated); `replays`: each under `config`; `requests_frame` and `steps_frame`: those of the first.
-    """
-
-    observations: Observations
-    config: EngineConfig
-    workloads: tuple[Workload, ...]
-    replays: tuple[Replayed, ...]
-    requests: int
-    covered: float
-    fit: Mapping[str, float | None]
-    cost: CostFit
-    preemptions: Counts
-    pressure: str
-    latency: Mapping[str, Mapping[str, float | None]]
-    ledger: Ledgers
-    seed: int
-
-    @property
-    def step_time(self) -> LinearStepTime:
-        """The fitted step time in the reference engine's linear form, at the mean speed."""
-        cost = self.cost.cost
-        return LinearStepTime(cost.base, cost.per_prefill, cost.per_decode, cost.per_kv)
-
-    @property
-    def requests_frame(self) -> pl.DataFrame:
-        """Requests of a representative replay with their ledgers (reference engine's schema)."""
-        return requests_frame(self.replays[0].records)
-
-    @property
-    def steps_frame(self) -> pl.DataFrame:
-        """Steps of that replay."""
-        log = self.replays[0].log
-        if log is None:
-            raise ValueError("the representative replay was made without its steps")
-        return steps_frame(log, self.config)
-
-    @property
-    def pooled(self) -> bool:
-        """Whether latencies are taken over all samples together (see `percentiles_of_many`)."""
-        return self.observations.level == _POOLED
-
-    def baseline(self) -> Prediction:
-        """The present configuration in the terms of a prediction."""
-        return summarise_replays(self.replays, self.pooled)
-
-
 def infer(
-    frames: Mapping[str, pl.DataFrame],
-    facts: EngineFacts,
-    *,
-    seed: int = 0,
-    progress: Callable[[float], None] | None = None,
-    engines: int = 1,
-    spread: Spread = in_turn,
-) -> Inference | None:
+    frames: Mapping[str, pl.DataFrame], facts: EngineFacts, effort: Effort = _ALONE, *, engines: int = 1
+) -> InferredReplay | None:
     """Infer one engine's workload from its statistics, request and access lines.
 
     Args:
         frames: the engine's frames.
         facts: who it is.
-        seed: same input and seed, same answer.
-        progress: is told the share that is done, 0..1.
+        effort: its seed decides what is drawn; its mapper does the passes that know nothing of each other.
         engines: so many engines share the requests of these frames (data parallel).
-        spread: does the passes that know nothing of each other; whoever does them, the answer is the same.
 
     Returns:
         None where the log holds no statistics lines, no requests (or none that ended), or not the size of the KV cache.
@@ -133,74 +68,60 @@ def infer(
     kv_tokens, on_cpu = config.num_blocks * config.block_size, _on_cpu(facts)
     cost = first_guess(seen, kv_tokens, on_cpu)
     plans = _plans(seen)
-    report = _Progress(progress, sum(plan.particles for plan in plans))
+    whole = 1.1 * sum(plan.particles for plan in plans)  # and the replays at the end
+    lived = plans[0].particles
     particles: list[Particle] = []
     fits: list[list[WindowFit]] = []
-    first = _Pass(seen, rules, lengths, cost, share, seed)
-    ((sent, _),) = spread(first, [(0, plans[0])])
-    report.done(plans[0].particles)
+    first = _Pass(seen, rules, lengths, cost, share, effort.seed)
+    ((sent, _),) = effort.map(first, [(0, plans[0])])
+    effort.report(lived / whole)
     found = unpacked(sent)
     cost = refit(found, seen, kv_tokens, cost, on_cpu)
     lengths = after_a_pass(lengths, _own_prompts(found))
-    others = _Pass(seen, rules, lengths, cost, share, seed)
-    for sent, fit in spread(others, list(enumerate(plans))[1:]):
+    others = _Pass(seen, rules, lengths, cost, share, effort.seed)
+    for sent, fit in effort.map(others, list(enumerate(plans))[1:]):
         particles += unpacked(sent)
         fits.append(fit)
-        report.done(plans[len(fits)].particles)
+        lived += plans[len(fits)].particles
+        effort.report(lived / whole)
     plain = replace(config, policy="fcfs", async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0)
     chosen = _some(particles, _replays(seen, plain))
     workloads = tuple(w for p in chosen if (w := _workload(seen, p, plain)).requests)
     if not workloads:
         return None
-    replays = tuple(spread(_Replay(plain), list(enumerate(workloads))))
-    ledger = ledgers(replays)
+    replays = tuple(effort.map(_Replay(plain), list(enumerate(workloads))))
+    effort.report(1.0)
+    ledger = ledger_of_replays(replays)
     counts = count_preemptions(seen, particles, _WIDEST[seen.level], covered)
-    if progress is not None:
-        progress(1.0)
-    return Inference(
-        observations=seen,
-        config=plain,
-        workloads=workloads,
-        replays=replays,
+    pooled = seen.level == _POOLED
+    return InferredReplay(
+        origin=seen.epoch,
+        level=seen.level,
         requests=round(share * everybody),
-        covered=covered,
-        fit=fit_of(seen, fits),
-        cost=cost,
         preemptions=counts,
-        pressure=pressure_of(seen, counts, ledger.total_s),
-        latency=latencies(particles, replays, seen.level == _POOLED),
+        pressure=pressure_of(seen, counts, ledger["total_s"]),
+        fit=fit_of(seen, fits),
+        latency=latencies(particles, replays, pooled) | {"basis": "inferred"},
         ledger=ledger,
-        seed=seed,
+        step_time=LinearStepTime(cost.cost.base, cost.cost.per_prefill, cost.cost.per_decode, cost.cost.per_kv),
+        replay=_shown(replays[0], plain),
+        samples=_samples(workloads, replays, plain, pooled),
+        screening=_samples(workloads[::_SCREENED], replays[::_SCREENED], plain, pooled),
+        seed=effort.seed,
+        span=CoveredSpan(seen.time(seen.windows[0].start), seen.time(seen.windows[-1].end), len(seen.windows)),
     )
 
 
-def predict(
-    inference: Inference,
-    config: EngineConfig,
-    *,
-    arrival_scale: float = 1.0,
-    replicas: int = 1,
-    factors: StepFactors | None = None,
-) -> Prediction:
-    """Replay the inferred workloads under a changed configuration (see `predict_workloads`)."""
-    return predict_workloads(
-        inference.workloads,
-        as_inferred(config, inference.config),
-        arrival_scale=arrival_scale,
-        replicas=replicas,
-        factors=factors,
-        pooled=inference.pooled,
-    )
+def _samples(
+    workloads: tuple[Workload, ...], replays: Sequence[Replayed], config: EngineConfig, pooled: bool
+) -> Samples:
+    return Samples(workloads, config, pooled, simplified=True, baseline=summarise_replays(replays, pooled))
 
 
-def as_inferred(config: EngineConfig, inferred: EngineConfig) -> EngineConfig:
-    """A changed configuration with what the inference assumed of the scheduler (see `Inference.config`)."""
-    return replace(
-        config,
-        policy="fcfs",
-        async_scheduling=False,
-        enable_prefix_caching=config.enable_prefix_caching and inferred.enable_prefix_caching,
-    )
+def _shown(replayed: Replayed, config: EngineConfig) -> ReplayResult:
+    """The representative replay, which was made with its steps."""
+    assert replayed.log is not None
+    return ReplayResult(config, replayed.records, replayed.gaps, replayed.log)
 
 
 def _share(seen: Observations, engines: int) -> float:
@@ -259,21 +180,6 @@ class _Replay:
     def __call__(self, numbered: tuple[int, Workload]) -> Replayed:
         number, workload = numbered
         return replay_workload(workload, self.config, keep_steps=number == 0)
-
-
-class _Progress:
-    """Tells the share of all particles that are done."""
-
-    def __init__(self, tell: Callable[[float], None] | None, whole: int) -> None:
-        self._tell = tell
-        self._whole = whole * 1.1  # the replays at the end
-        self._done = 0
-
-    def done(self, particles: int) -> None:
-        """A pass of so many is done."""
-        self._done += particles
-        if self._tell is not None:
-            self._tell(self._done / self._whole)
 
 
 def _plans(seen: Observations) -> list[Plan]:

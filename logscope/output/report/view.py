@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from logscope.diagnosis.replay_answer import FAIR_FIT
+from logscope.inference.result import FAIR_FIT
 from logscope.output.report.chart import engine_key
 from logscope.output.report.view_advice import (
     Advised,

@@ -1,0 +1,125 @@
+"""What a change would do: sampled workloads, replayed under another configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from logscope.inference.workloads import Replayed, Workload, replay_workload
+from logscope.server.scenario import Scenario
+from reference_engine.model.config import EngineConfig
+from reference_engine.replay.results import summarise, weighted_percentile
+
+__all__ = ["Samples", "as_inferred", "gap_percentiles", "percentiles_of_many", "summarise_replays"]
+
+_RANGE = ("p50", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Equally likely workloads, and what they say of a scenario; a piece of work that another process may do.
+
+    `config`: the one under which they were inferred; `pooled`: latencies are taken over all samples together (see
+    `percentiles_of_many`); `simplified`: the inference left out what no log shows (see `as_inferred`), and so does a prediction;
+    `baseline`: what they say under `config`, where that is known already.
+    """
+
+    workloads: tuple[Workload, ...]
+    config: EngineConfig
+    pooled: bool = False
+    simplified: bool = False
+    baseline: Mapping[str, Any] | None = None
+
+    @property
+    def first(self) -> Workload:
+        """The representative one, whose replay is shown."""
+        return self.workloads[0]
+
+    def predict(self, scenario: Scenario | None) -> Mapping[str, Any]:
+        """The keys of `whatif --json` under a scenario; None is the present configuration."""
+        if scenario is None:
+            if self.baseline is not None:
+                return self.baseline
+            scenario = Scenario(self.config, {})
+        config = as_inferred(scenario.config, self.config) if self.simplified else scenario.config
+        replays = [
+            replay_workload(
+                workload,
+                config,
+                arrival_scale=scenario.arrival_scale,
+                replicas=scenario.replicas,
+                factors=scenario.scale,
+            )
+            for workload in self.workloads
+        ]
+        return summarise_replays(replays, self.pooled)
+
+
+def as_inferred(config: EngineConfig, inferred: EngineConfig) -> EngineConfig:
+    """A changed configuration with what the inference assumed of the scheduler.
+
+    First come first served and one batch at a time, as no log shows priorities; prefix caching only where prompts share a head.
+    """
+    return replace(
+        config,
+        policy="fcfs",
+        async_scheduling=False,
+        enable_prefix_caching=config.enable_prefix_caching and inferred.enable_prefix_caching,
+    )
+
+
+def summarise_replays(replayed: Sequence[Replayed], pooled: bool = False) -> dict[str, Any]:
+    """What several replays say together, in the keys of `whatif --json`: counts as means, latencies in seconds by percentile.
+
+    Latencies are None where nothing finished; `pooled` as in `percentiles_of_many`.
+    """
+    found = [summarise(one.records, one.gaps) for one in replayed]
+    return {
+        "preemptions": round(_mean([s.preemptions for s in found]) or 0.0),
+        "recomputed_tokens": round(_mean([s.recomputed_tokens for s in found]) or 0.0),
+        "ttft_s": percentiles_of_many([_seconds(one, "first_token") for one in replayed], pooled),
+        "e2e_s": percentiles_of_many([_seconds(one, "end") for one in replayed], pooled),
+        "itl_s": gap_percentiles(replayed),
+        "generation_tokens_per_s": _mean([s.generation_tokens_per_s for s in found]),
+        "duration_s": _mean([s.duration_s for s in found]),
+    }
+
+
+def percentiles_of_many(samples: Sequence[Sequence[float]], pooled: bool) -> dict[str, float | None]:
+    """p50, p90, p99 over several samples of one thing, None without any.
+
+    The median of the samples' own percentiles; or `pooled`, where each sample drew its lengths anew: a single one then
+    holds too little of the tail.
+    """
+    samples = [s for s in samples if len(s)]
+    if not samples:
+        return dict.fromkeys(_RANGE)
+    if pooled:
+        found = np.percentile(np.concatenate([np.asarray(s) for s in samples]), (50, 90, 99))
+    else:
+        found = np.median([np.percentile(np.asarray(s), (50, 90, 99)) for s in samples], axis=0)
+    return {name: float(v) for name, v in zip(_RANGE, found, strict=True)}
+
+
+def gap_percentiles(replayed: Sequence[Replayed]) -> dict[str, float | None]:
+    """ITL p50 and p99 over all gaps of all replays, in seconds."""
+    gaps: dict[int, int] = {}
+    for one in replayed:
+        for gap, count in one.gaps.items():
+            gaps[gap] = gaps.get(gap, 0) + count
+    found = {f"p{p}": weighted_percentile(gaps, p) for p in (50, 99)}
+    return {name: None if gap is None else gap / 1e9 for name, gap in found.items()}
+
+
+def _seconds(replayed: Replayed, what: str) -> list[float]:
+    """Seconds from arrival to `first_token` or `end`, of the requests that finished."""
+    done = [r for r in replayed.records if r.status == "finished"]
+    return [(getattr(r, what) - r.arrival) / 1e9 for r in done if getattr(r, what) is not None]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [float(v) for v in values if v is not None]
+    return float(np.mean(known)) if known else None
