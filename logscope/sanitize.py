@@ -1,4 +1,6 @@
-"""Text from a log made harmless, since logs are hostile: prompts come from strangers, and others read the answer.
+"""What comes from outside made harmless, since logs are hostile: prompts come from strangers, and others read the answer.
+
+Numbers and JSON from files and addresses: `believed_number` and `json_document`, the one place that decides what may be believed.
 
 `visible` for a line that is shown, `stripped` and `clean` for a terminal, `escaped` for JSON, `redacted` for a line of a known kind, `beginning` for a line
 of no known kind, which may say anything after its first words.
@@ -12,12 +14,51 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from typing import Any
 
 import regex
 
-__all__ = ["OBEYED", "axis_text", "beginning", "clean", "escaped", "redacted", "script_json", "stripped", "visible"]
+__all__ = [
+    "LAST_SECOND",
+    "OBEYED",
+    "axis_text",
+    "beginning",
+    "believed_number",
+    "clean",
+    "escaped",
+    "json_document",
+    "redacted",
+    "script_json",
+    "stripped",
+    "visible",
+]
+LARGEST_NUMBER = 1e15
+"""No count, time or size that a server or a client measures is larger; sums and products of such numbers stay finite."""
+LAST_SECOND = 253_402_300_799.0
+"""The last second of the year 9999, in seconds since the epoch."""
+
+
+def believed_number(value: Any, *, least: float = 0.0, most: float = LARGEST_NUMBER) -> float | None:
+    """`value` (a number, or its text) where it is finite and within `least` and `most`; None for all else, whatever its type."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and least <= number <= most else None
+
+
+def json_document(text: str | bytes) -> Any:
+    """One JSON document from outside. Raises ValueError for what is none, is nested too deep, or holds a number of thousands of digits."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 MAX_LINE = 600  # characters of a log line that is shown
 
 # Characters that turn text around or hide in it: bidirectional marks, overrides and isolates, joiners, a byte order mark.

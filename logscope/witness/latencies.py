@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from logscope.sanitize import believed_number, json_document
 from logscope.witness.fetch import WitnessError, text_of
+from parsers.sources.object_stores import without_secrets
 
 __all__ = ["ClientRequest", "LatencyWitness", "read_latencies"]
 
@@ -61,10 +61,10 @@ class LatencyWitness:
 
 def read_latencies(name: str) -> LatencyWitness:
     """Read a file of client-side results. Raises WitnessError where it is none that is known, or holds no finished request."""
-    text = text_of(name)
+    text, name = text_of(name), without_secrets(name)
     if text.lstrip()[:1] in ("{", "["):
         try:
-            document = json.loads(text)
+            document = json_document(text)
         except ValueError:
             document = None
         if isinstance(document, dict) and isinstance(document.get("benchmarks"), list):
@@ -111,7 +111,7 @@ def _of_requests(name: str, form: str, requests: list[ClientRequest], failed: in
 
 
 def _percentiles(values: Iterable[float | None], *points: int) -> dict[str, float | None]:
-    known = [v for v in values if v is not None and math.isfinite(v)]
+    known = [v for v in values if v is not None]
     if not known:
         return {f"p{p}": None for p in points}
     return {f"p{p}": float(np.percentile(known, p)) for p in points}
@@ -125,8 +125,8 @@ def _bench(name: str, document: Mapping[str, Any]) -> LatencyWitness:
         requests, failed = [], 0
         for i, (ttft, gaps) in enumerate(zip(ttfts, itls, strict=True)):
             error = errors[i] if isinstance(errors, list) and i < len(errors) else ""
-            parts = [_number(g) for g in gaps] if isinstance(gaps, list) else [None]
-            first = _number(ttft)
+            parts = [believed_number(g) for g in gaps] if isinstance(gaps, list) else [None]
+            first = believed_number(ttft)
             if error or first is None or None in parts or (first == 0 and not parts):
                 failed += 1
                 continue
@@ -138,15 +138,15 @@ def _bench(name: str, document: Mapping[str, Any]) -> LatencyWitness:
         found = {}
         for p in points:
             keys = [f"p{p}_{metric}_ms", *([f"median_{metric}_ms"] if p == 50 else [])]
-            value = next((v for k in keys if (v := _number(document.get(k))) is not None), None)
+            value = next((v for k in keys if (v := believed_number(document.get(k))) is not None), None)
             found[f"p{p}"] = value / 1000 if value is not None else None
         return found
 
     return LatencyWitness(
         name,
         "vllm bench serve",
-        int(_number(document.get("completed")) or 0),
-        int(_number(document.get("failed")) or 0),
+        int(believed_number(document.get("completed")) or 0),
+        int(believed_number(document.get("failed")) or 0),
         {"ttft_s": told("ttft", 50, 90, 99), "e2e_s": told("e2el", 50, 90, 99), "itl_s": told("itl", 50, 99)},
         {"p50": None, "p99": None, "max": None},
     )
@@ -159,12 +159,12 @@ def _guidellm(document: Mapping[str, Any]) -> tuple[list[ClientRequest], int]:
         parts = benchmark.get("requests") if isinstance(benchmark, dict) else None
         if not isinstance(parts, dict):
             continue
-        failed += len(parts.get("errored") or []) + len(parts.get("incomplete") or [])
-        for request in parts.get("successful") or []:
+        failed += len(_list(parts.get("errored"))) + len(_list(parts.get("incomplete")))
+        for request in _list(parts.get("successful")):
             if not isinstance(request, dict):
                 continue
-            ttft = _number(request.get("time_to_first_token_ms"))
-            e2e = _number(request.get("request_latency"))
+            ttft = believed_number(request.get("time_to_first_token_ms"))
+            e2e = believed_number(request.get("request_latency"))
             if ttft is None and e2e is None:
                 failed += 1
                 continue
@@ -172,11 +172,15 @@ def _guidellm(document: Mapping[str, Any]) -> tuple[list[ClientRequest], int]:
     return requests, failed
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _json_lines(text: str) -> Iterator[Any]:
     for line in text.split("\n"):
         if line.strip():
             try:
-                yield json.loads(line)
+                yield json_document(line)
             except ValueError:
                 yield None
 
@@ -194,7 +198,7 @@ def _rows(rows: Iterable[Any]) -> tuple[list[ClientRequest], int]:
 
 def _row(row: Mapping[Any, Any]) -> ClientRequest | None:
     def at(name: str) -> float | None:
-        return _number(next((row[k] for k in (name, f"{name}_s") if row.get(k) not in (None, "")), None))
+        return believed_number(next((row[k] for k in (name, f"{name}_s") if row.get(k) not in (None, "")), None))
 
     sent, first, done = at("sent"), at("first_token"), at("finished")
     if sent is None or done is None or done < sent or (first is not None and first < sent):
@@ -202,13 +206,3 @@ def _row(row: Mapping[Any, Any]) -> ClientRequest | None:
     gap = at("max_gap")
     longest = gap if gap is not None else at("longest_gap")
     return ClientRequest(first - sent if first is not None else None, done - sent, (), longest)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) and number >= 0 else None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from logscope.sanitize import believed_number
 from logscope.witness.fetch import WitnessError, text_of
 from logscope.witness.samples import Point, Samples, looks_like_exposition, read_exposition, read_json
+from parsers.sources.object_stores import without_secrets
 
 __all__ = ["Growth", "MetricsWitness", "read_metrics"]
 
@@ -149,9 +152,8 @@ class MetricsWitness:
         """Upper bounds and cumulative counts, over all series of a histogram."""
         counts: dict[float, float] = {}
         for labels, points in self.samples.of(f"{name}_bucket"):
-            try:
-                bound = float(labels["le"])
-            except (KeyError, ValueError):
+            bound = math.inf if labels.get("le") in ("+Inf", "Inf", "inf") else believed_number(labels.get("le"))
+            if bound is None:
                 continue
             growth = growth_of(points)
             whole = from_zero or growth.scrapes == 1
@@ -166,6 +168,7 @@ def read_metrics(names: Iterable[str]) -> MetricsWitness:
     for name in names:
         text = text_of(name)
         before = samples.vllm
+        name = without_secrets(name)
         samples.sources.append(name)
         if text.lstrip()[:1] in ("{", "["):
             read_json(text, samples)
@@ -184,7 +187,7 @@ def _quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | N
     low, below = 0.0, 0.0
     for bound, count in buckets:
         if count >= rank:
-            if bound == float("inf"):
+            if bound == math.inf:
                 return low
             return low + (bound - low) * ((rank - below) / (count - below) if count > below else 1)
         low, below = bound, count

@@ -10,13 +10,13 @@ Metrics as JSON: an answer of Prometheus' HTTP API (`query_range`, `query`), or 
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
+
+from logscope.sanitize import LAST_SECOND, believed_number, json_document
 
 __all__ = [
     "WANTED",
@@ -73,18 +73,19 @@ class Samples:
     vllm: int = 0
     bad: int = 0
 
-    def add(self, name: str, labels: Mapping[str, str], time: float | None, value: float) -> None:
-        """Take one sample; what is no vLLM metric is passed over, what is no number counted."""
+    def add(self, name: str, labels: Mapping[str, str], time: Any, value: Any) -> None:
+        """Take one sample; what is no vLLM metric is passed over, a value or a time that cannot be believed is counted in `bad`."""
         plain = plain_name(name)
         if plain is None:
             return
-        if not math.isfinite(value):
+        number, at = believed_number(value), None if time is None else believed_number(time, most=LAST_SECOND)
+        if number is None or (at is None and time is not None):
             self.bad += 1
             return
         self.vllm += 1
         if plain in WANTED:
             key = (plain, tuple(sorted(labels.items())))
-            self.series.setdefault(key, []).append((time, value))
+            self.series.setdefault(key, []).append((at, number))
 
     def of(self, name: str) -> list[tuple[dict[str, str], list[Point]]]:
         """The series of a metric, each in the order of time where all its times are known."""
@@ -181,11 +182,9 @@ def _time_alone(line: str) -> float | None:
         return None
     try:
         when = datetime.fromisoformat(line.replace("Z", "+00:00"))
-    except ValueError:
+        return (when if when.tzinfo is not None else when.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
         return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=timezone.utc)
-    return when.timestamp()
 
 
 # vllm:request_success_total[length], or with labels in braces as Prometheus writes them
@@ -197,7 +196,7 @@ _TIMES = ("ts", "time", "timestamp")
 def read_json(text: str, samples: Samples) -> None:
     """Add the samples of one JSON document, or of one document a line; what is none of the forms is counted in `samples.bad`."""
     try:
-        documents: Iterable[Any] = [json.loads(text)]
+        documents: Iterable[Any] = [json_document(text)]
     except ValueError:
         documents = _by_line(text, samples)
     for document in documents:
@@ -217,7 +216,7 @@ def _by_line(text: str, samples: Samples) -> Iterable[Any]:
         if not line.strip():
             continue
         try:
-            yield json.loads(line)
+            yield json_document(line)
         except ValueError:
             samples.bad += 1
 
@@ -244,9 +243,11 @@ def _answer(data: dict[str, Any], samples: Samples) -> None:
 def _point(name: str, labels: dict[str, str], point: Any, samples: Samples) -> bool:
     try:
         time, value = point
-        samples.add(name, labels, float(time), float(value))
     except (TypeError, ValueError):
         return False
+    if time is None:
+        return False
+    samples.add(name, labels, time, value)
     return True
 
 
@@ -261,4 +262,4 @@ def _scrape(scrape: dict[str, Any], samples: Samples) -> None:
         labels = dict(_ANSWERS_LABEL.findall(found["labels"] or ""))
         if found["word"]:
             labels["label"] = found["word"]
-        samples.add(found["name"], labels, time, float(value))
+        samples.add(found["name"], labels, time, value)

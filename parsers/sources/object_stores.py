@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from parsers.sources.rotation import natural_key
 
-__all__ = ["RemoteError", "RemoteFile", "WebStream", "is_remote", "remote_files", "sentence_of", "without_user"]
+__all__ = ["RemoteError", "RemoteFile", "WebStream", "is_remote", "remote_files", "sentence_of", "without_secrets"]
 
 BLOCK = 4 << 20
 CONNECT_S = 15.0
@@ -28,7 +28,9 @@ MOST_UNTOLD = 4 << 30
 CUT_OFF = "the answer is cut off before its end"
 _CUT = ("ClientPayloadError", "ServerDisconnectedError", "IncompleteRead")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,20}://", re.I)
-_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{1,20}://)[^/@]{1,500}@", re.I)
+_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{1,20}://)[^/?#\s]{1,1000}@", re.I)
+_QUERY = re.compile(r"(?P<address>[a-z][a-z0-9+.-]{1,20}://[^\s?#]{1,2000})(?P<query>\?[^\s#]*)?(?:#[^\s]*)?", re.I)
+_VALUE = re.compile(r"=[^&;]+")
 _MAGIC = re.compile(r"[*?\[]")
 _LOCAL = ("file://", "local://")
 _CHANGED = ("LastModified", "mtime", "updated", "created")
@@ -119,12 +121,14 @@ def remote_files(name: str) -> Iterator[RemoteFile]:
         raise RemoteError("matches no file; check the pattern")
     for key in sorted(kept, key=natural_key):
         url = files.unstrip_protocol(key)
-        yield RemoteFile(without_user(url), url, kept[key].get("size"), _changed(kept[key]))
+        yield RemoteFile(without_secrets(url), url, kept[key].get("size"), _changed(kept[key]))
 
 
-def without_user(text: str) -> str:
-    """The text without names and passwords that stand in an address."""
-    return _USER.sub(r"\g<scheme>", text)
+def without_secrets(text: str) -> str:
+    """The text without what may be secret in an address: user, password, fragment, and the values of its query."""
+    return _QUERY.sub(
+        lambda found: found["address"] + _VALUE.sub("=…", found["query"] or ""), _USER.sub(r"\g<scheme>", text)
+    )
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -188,5 +192,5 @@ def _of_the_web(error: BaseException) -> str:
         return "the server is silent; try again later"
     if kind in _CUT:
         return CUT_OFF
-    text = without_user(str(error).strip().partition("\n")[0])[:200]
+    text = without_secrets(str(error).strip().partition("\n")[0])[:200]
     return text or kind

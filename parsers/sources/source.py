@@ -6,6 +6,7 @@ in `Source.loss` and never stops another source.
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import stat
@@ -28,7 +29,7 @@ from parsers.sources.object_stores import RemoteFile, sentence_of
 from parsers.sources.resuming import Window
 from parsers.sources.rotation import pod_of, rotation_of
 
-__all__ = ["JournalQuery", "Source", "Sources", "expand", "journal_of"]
+__all__ = ["JournalQuery", "Source", "Sources", "expand", "journal_of", "open_file", "pushed_back"]
 
 _FIFO_PATIENCE_S = 2.0
 _MAGIC_SIZE = 16
@@ -126,7 +127,7 @@ class Source:
         elif self.path is not None and self.path.is_dir():
             yield from self._journal(export_blocks(self.path, BLOCK))
         elif self.path is not None:
-            stream, head = _open(self.path)
+            stream, head = open_file(self.path)
             with stream:
                 yield from self._read(stream, head)
 
@@ -155,7 +156,7 @@ class Source:
         kind = self.compression = compression_of(head)
         if kind is None and self.window is not None and self.size is not None:
             head = self.window.reach(stream, head)
-        raw = _pushed_back(head, read)
+        raw = pushed_back(head, read)
         yield from self._text(decoded(kind, raw) if kind else iter(raw, b""))
         if kind is None and self.size is not None:
             self._check_whole(stream)
@@ -292,7 +293,8 @@ def _in_rotation_order(found: list[Found]) -> list[Found]:
     return [found[key[2]] for key in sorted(keys)]
 
 
-def _pushed_back(head: bytes, read: Callable[[], bytes]) -> Callable[[], bytes]:
+def pushed_back(head: bytes, read: Callable[[], bytes]) -> Callable[[], bytes]:
+    """`read` that gives `head` first: what was looked at is not lost."""
     pending = [head]
 
     def again() -> bytes:
@@ -301,21 +303,36 @@ def _pushed_back(head: bytes, read: Callable[[], bytes]) -> Callable[[], bytes]:
     return again
 
 
-def _open(path: Path) -> tuple[BinaryIO, bytes]:
+class _WithoutWaiting(io.FileIO):
+    """A file of the kernel's (/proc/kmsg) that has no end: what it holds now is read, what it may hold later is not waited for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most `size` bytes, b"" where there are none now."""
+        return super().read(size) or b""
+
+
+def open_file(path: Path) -> tuple[BinaryIO, bytes]:
     """Open a file, with its first byte if that was needed to see it.
 
-    A named pipe without a writer is an error, not an endless wait: reading it without blocking gives an
-    end of file at once, where a slow writer gives an error.
+    Nothing is waited for without end: a named pipe without a writer, and a file of the kernel's that gives nothing, are an error
+    after `_FIFO_PATIENCE_S`. Raises OSError whose `strerror` is a sentence.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     head = b""
     try:
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        facts = os.fstat(descriptor)
+        if stat.S_ISFIFO(facts.st_mode):
             select.select([descriptor], [], [], _FIFO_PATIENCE_S)
             with suppress(BlockingIOError):
                 head = os.read(descriptor, 1)
                 if not head:
                     raise OSError(0, "an empty named pipe that nobody writes to")
+        elif stat.S_ISREG(facts.st_mode) and not facts.st_size:
+            if not select.select([descriptor], [], [], _FIFO_PATIENCE_S)[0]:
+                raise OSError(0, f"gives nothing in {_FIFO_PATIENCE_S:.0f} s")
+            return _WithoutWaiting(descriptor, "rb"), b""
+        elif stat.S_ISCHR(facts.st_mode) and not os.isatty(descriptor) and path.resolve() != Path(os.devnull):
+            raise OSError(0, "a device, no file of text")
         os.set_blocking(descriptor, True)
         return os.fdopen(descriptor, "rb"), head
     except BaseException:

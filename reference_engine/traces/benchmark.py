@@ -13,6 +13,7 @@ from typing import Any
 
 from reference_engine.model.errors import WorkloadError
 from reference_engine.model.request import Request
+from reference_engine.traces.config_file import finite_number
 from reference_engine.traces.workload_file import Row, Workload, finish_workload
 
 __all__ = ["is_dataset_row", "is_result", "read_dataset", "read_result"]
@@ -134,15 +135,13 @@ def read_result(source: str, record: Mapping[str, Any]) -> Workload:
 def _arrivals(source: str, record: Mapping[str, Any], count: int) -> tuple[list[float], str | None]:
     starts = record.get("start_times")
     if isinstance(starts, list) and len(starts) == count and count:
-        if not all(isinstance(start, (int, float)) and math.isfinite(start) for start in starts):
+        times = [number for start in starts if (number := finite_number(start)) is not None]
+        if len(times) < count:
             raise WorkloadError(f"{source}: start_times holds something that is no time")
-        first = min(starts)
-        return [float(start) - first for start in starts], None
-    try:
-        rate = float(record.get("request_rate", math.inf))
-    except (TypeError, ValueError):
-        rate = math.inf
-    if math.isfinite(rate) and rate > 0:
+        first = min(times)
+        return [start - first for start in times], None
+    rate = finite_number(record.get("request_rate")) or 0.0
+    if rate > 0:
         return [
             number / rate for number in range(count)
         ], f"no start times: arrivals are spaced evenly at the run's {rate:g} requests a second"

@@ -19,7 +19,7 @@ from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime, St
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError
 
-__all__ = ["Setup", "clock_of", "nominal_clock", "nominal_setup", "setup_from_document"]
+__all__ = ["Setup", "clock_of", "finite_number", "nominal_clock", "nominal_setup", "setup_from_document", "short_repr"]
 
 _RENAMED = {"async": "async_scheduling"}
 _SETTINGS = {field.name: field for field in dataclasses.fields(EngineConfig)}
@@ -124,7 +124,7 @@ def _hardware(document: Mapping[str, Any]) -> tuple[Gpu, ModelShape, Parallel] |
     if name is None or model is None:
         raise ConfigError("hardware and model belong together: one of them is missing")
     if not isinstance(name, str):
-        raise ConfigError(f"hardware is {name!r}: it must be a name of the GPU table")
+        raise ConfigError(f"hardware is {short_repr(name)}: it must be a name of the GPU table")
     values = _object("model", model, (*_SHAPE_KEYS, *_SPLIT_KEYS))
     for key in ("weight_bytes", "kv_bytes_per_token"):
         if values.get(key) is None:
@@ -153,41 +153,60 @@ def _sized_blocks(hardware: tuple[Gpu, ModelShape, Parallel], document: Mapping[
 def _checked(key: str, value: Any) -> Any:
     """One setting of the engine with the type that its field has."""
     if key == "engine" and value not in _ENGINES:
-        raise ConfigError(f"engine is {value!r}: known are {', '.join(_ENGINES)}")
+        raise ConfigError(f"engine is {short_repr(value)}: known are {', '.join(_ENGINES)}")
     if key == "policy" and value not in _POLICIES:
-        raise ConfigError(f"policy is {value!r}: known are {', '.join(_POLICIES)}")
+        raise ConfigError(f"policy is {short_repr(value)}: known are {', '.join(_POLICIES)}")
     if key == "preemption_mode" and value not in (None, *_MODES):
-        raise ConfigError(f"preemption_mode is {value!r}: known are {', '.join(_MODES)}")
+        raise ConfigError(f"preemption_mode is {short_repr(value)}: known are {', '.join(_MODES)}")
     kind = str(_SETTINGS[key].type)
     if value is None and "None" in kind:
         return None
     if kind.startswith("bool"):
         if not isinstance(value, bool):
-            raise ConfigError(f"{key} is {value!r}: it must be true or false")
+            raise ConfigError(f"{key} is {short_repr(value)}: it must be true or false")
         return value
     if kind.startswith("str"):
         if not isinstance(value, str):
-            raise ConfigError(f"{key} is {value!r}: it must be text")
+            raise ConfigError(f"{key} is {short_repr(value)}: it must be text")
         return value
     number = _positive(key, value, 0.0)
     if kind.startswith("float"):
         return number
     if number != int(number):
-        raise ConfigError(f"{key} is {value!r}: it must be a whole number")
+        raise ConfigError(f"{key} is {short_repr(value)}: it must be a whole number")
     return int(number)
 
 
 def _positive(key: str, value: Any, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{key} is {value!r}: it must be a finite number")
-    if value < least:
-        raise ConfigError(f"{key} is {value!r}: it must be at least {least:g}")
-    return float(value)
+    shown = short_repr(value)
+    number = None if isinstance(value, str) else finite_number(value)
+    if number is None:
+        raise ConfigError(f"{key} is {shown}: it must be a finite number")
+    if number < least:
+        raise ConfigError(f"{key} is {shown}: it must be at least {least:g}")
+    return number
+
+
+def finite_number(value: Any) -> float | None:
+    """A number, or a text that is one, as a finite float; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def short_repr(value: Any) -> str:
+    """A value as an error quotes it, cut after 40 characters."""
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _object(name: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} is {value!r}: it must be an object with {', '.join(known)}")
+        raise ConfigError(f"{name} is {short_repr(value)}: it must be an object with {', '.join(known)}")
     for key in value:
         if key not in known:
             raise ConfigError(f"{name}: {_unknown_key(key, known)}")
@@ -197,4 +216,4 @@ def _object(name: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
 def _unknown_key(key: str, known: list[str] | tuple[str, ...]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"unknown key {key!r}; {hint}known: {', '.join(known)}"
+    return f"unknown key {short_repr(key)}; {hint}known: {', '.join(known)}"

@@ -12,7 +12,6 @@ Files of step decisions: one JSON line a step, in the form of the golden traces.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError, WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration
-from reference_engine.traces.config_file import Setup, clock_of
+from reference_engine.traces.config_file import Setup, clock_of, finite_number, short_repr
 from reference_engine.traces.workload_file import Workload, lines_of, parse_json
 
 __all__ = ["config_of", "is_golden_header", "read_golden", "request_of", "step_file_name", "step_record", "write_steps"]
@@ -65,7 +64,7 @@ def request_of(record: Mapping[str, Any]) -> Request:
             priority=int(record.get("priority", 0)),
             prompt=prompt,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WorkloadError(f"a request of the trace cannot be read: {error!r}") from error
 
 
@@ -127,11 +126,10 @@ def _request(position: int, record: Any) -> Request:
     arrival = record.get("arrival_s")
     if arrival is None or "arrival_step" in record:
         return request
-    if isinstance(arrival, bool) or not isinstance(arrival, (int, float)):
-        raise WorkloadError(f"requests[{position}]: arrival_s is {arrival!r}, not a number")
-    if not (math.isfinite(arrival) and arrival >= 0):
-        raise WorkloadError(f"requests[{position}]: arrival_s is {arrival!r}, not a time")
-    return replace(request, arrival_step=None, arrival_s=float(arrival))
+    seconds = None if isinstance(arrival, str) else finite_number(arrival)
+    if seconds is None or seconds < 0:
+        raise WorkloadError(f"requests[{position}]: arrival_s is {short_repr(arrival)}, not a time")
+    return replace(request, arrival_step=None, arrival_s=seconds)
 
 
 _SUFFIXES = (".gz", ".jsonl", ".json", ".csv")

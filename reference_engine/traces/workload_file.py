@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any, TextIO
 
 from reference_engine.model.errors import WorkloadError
 from reference_engine.model.request import Request
-from reference_engine.traces.config_file import Setup
+from reference_engine.traces.config_file import Setup, finite_number, short_repr
 
 __all__ = ["Row", "Workload", "finish_workload", "json_rows", "lines_of", "open_text", "parse_json"]
 
@@ -57,11 +56,9 @@ class Row:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number that is not negative."""
         value = self._value(key, default)
-        number = _number(value)
+        number = finite_number(value)
         if number is None:
-            raise self.error(f"{key} is {_shown(value)}, not a number")
-        if not math.isfinite(number):
-            raise self.error(f"{key} is {number}, not a finite number")
+            raise self.error(f"{key} is {short_repr(value)}, not a finite number")
         if number < 0:
             raise self.error(f"{key} is {number:g}, it must not be negative")
         return number
@@ -81,7 +78,7 @@ class Row:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(f"{key} is {_shown(value)}, not a whole number")
+            raise self.error(f"{key} is {short_repr(value)}, not a whole number")
         return value
 
     def _value(self, key: str, default: float | None) -> Any:
@@ -99,22 +96,6 @@ def finish_workload(source: str, name: str, requests: Iterable[Request], notes: 
     if not ordered:
         raise WorkloadError(f"{source}: no requests")
     return Workload(source, name, ordered, notes=notes)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, (int, float, str)):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            return None
-    return None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 _GZIP = b"\x1f\x8b"
