@@ -104,6 +104,12 @@ _SAMPLE = 1 << 13
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
 _HOLE = re.compile(rb"\0{4,}")
 _CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
+_COLOUR = rb"\x1b\[[0-9;]{0,12}m"
+# A record whose first part is coloured: the process's tag, or the level with the stamp behind it. No envelope begins so.
+_COLOURED = re.compile(
+    _COLOUR + rb"(?:\([A-Za-z]\w{0,60} (?:pid|rank)=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:"
+    + _COLOUR + rb")? (?:" + _COLOUR + rb")?\d\d-\d\d \d\d:\d\d:\d\d)"
+)
 
 
 @dataclass(slots=True)
@@ -208,10 +214,17 @@ class TextBlock:
             if tried >= _MOST_USUAL and alike.all():
                 break
         left = np.flatnonzero(~alike)
+        if len(left):
+            escapes = (words[left] & np.uint64(0xFF)) == np.uint64(ord("\x1b"))
+            if escapes.any():
+                places = starts[left].tolist()
+                usual = [bool(e) and _COLOURED.match(body, at) is not None for e, at in zip(escapes, places, strict=True)]
+                left = left[~np.array(usual)]
         short = np.flatnonzero(ends[near:] > starts[near:]) + near
         first = before[:_WORD] or bytes(body[:_WORD])
         rows = np.concatenate((left, short)) + 1
-        return rows if first.startswith((b"\n", *_USUAL)) or not first else np.insert(rows, 0, 0)
+        usual_first = not first or first.startswith((b"\n", *_USUAL)) or _COLOURED.match(before or body) is not None
+        return rows if usual_first else np.insert(rows, 0, 0)
 
     def line(self, index: int) -> str:
         """One line (from 0); bytes that are no UTF-8 become U+FFFD."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Header", "Stamp", "find_glued", "parse_header", "split_tags", "strip_ansi"]
+__all__ = ["Header", "Stamp", "find_glued", "parse_header", "split_tags", "strip_ansi", "without_colours"]
 
 Stamp = tuple[int, int, int, int, int]
 """Month, day, hour, minute, second."""
@@ -22,7 +22,9 @@ Stamp = tuple[int, int, int, int, int]
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 # ESC[1;36m; the caret form ^[[1;36m and arrow keys ^[[B; and SGR codes whose ESC was lost: [0;0m [1;36m [32m.
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|\^\[\[[0-9;]{0,16}[A-Za-z]|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m")
+_CODE = r"\x1b\[[0-9;?]{0,16}[A-Za-z]"
+_ESCAPED = re.compile(_CODE.encode())
+_ANSI = re.compile(_CODE + r"|\^\[\[[0-9;]{0,16}[A-Za-z]|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m")
 
 # (APIServer pid=1) (VllmWorker rank=1 pid=2) (MapWorker(MapBatches(F)) pid=9, ip=192.0.2.4) (pid=12)
 _TAG = re.compile(
@@ -77,6 +79,11 @@ def strip_ansi(text: str) -> str:
     if "\x1b" in text or "[0" in text or "[1" in text or "[3" in text or "[9" in text or "^[" in text:
         return _ANSI.sub("", text)
     return text
+
+
+def without_colours(data: bytes) -> bytes:
+    """Lines without the codes that begin with an escape character; `strip_ansi` of each line finds no more of these."""
+    return _ESCAPED.sub(b"", data) if b"\x1b" in data else data
 
 
 def split_tags(text: str, start: int = 0) -> Tags:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
@@ -36,6 +37,7 @@ DRESSES: dict[str, Dress] = {
     "docker logs -t": lambda at, i: f"{_iso(at)}Z ",
     "a zone": lambda at, i: f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}+05:30 ",
     "seconds": lambda at, i: f"{at:%Y-%m-%dT%H:%M:%S}Z ",
+    "nothing": lambda at, i: "",
     "cri": lambda at, i: f"{_iso(at)}Z {'stderr' if i % 3 else 'stdout'} F ",
     "journal short": lambda at, i: f"{at:%b %d %H:%M:%S} gpu-1 vllm[4217]: ",
     "journal short-iso-precise": lambda at, i: f"{_iso(at, 6)}+00:00 gpu-1 vllm[4217]: ",
@@ -44,7 +46,13 @@ DRESSES: dict[str, Dress] = {
     "two pods": lambda at, i: f"[pod/vllm-{i % 2}/server] {_iso(at)}Z ",
     "compose -t": lambda at, i: f"vllm-1  | {_iso(at)}Z ",
 }
-IN_BULK = sorted(set(DRESSES) - {"two pods", "kubectl --prefix"})
+IN_BULK = sorted(set(DRESSES) - {"two pods", "kubectl --prefix", "nothing"})
+
+
+def coloured(line: str) -> str:
+    """As vLLM 0.10 and 0.11 colour the process, and later ones the level, the clock and the place."""
+    line = re.sub(r"^(\(\w+ pid=\d+\))", "\x1b[1;36m\\1\x1b[0;0m", line)
+    return re.sub(r"\b(INFO|WARNING|ERROR) (\d\d-\d\d \S+) (\[\S+\])", "\x1b[32m\\1\x1b[0m \x1b[90m\\2\x1b[0m \x1b[90m\\3\x1b[0m", line)
 
 
 def dressed(lines: list[str], dress: Dress, step: timedelta = timedelta(seconds=0.37), at: datetime = START) -> bytes:
@@ -70,8 +78,12 @@ def test_real_logs(name: str, sample: str, monkeypatch: pytest.MonkeyPatch) -> N
     st.lists(st.integers(200, 6000), min_size=1, max_size=8),
     st.sampled_from([None, None, 2025]),
     st.sampled_from([0.0, 0.04, 1.0, 61.7, 3e5]),
+    st.sampled_from([False, False, True]),
 )
-def test_any_lines_in_any_order(name: str, lines: list[str], sizes: list[int], year: int | None, step: float) -> None:
+def test_any_lines_in_any_order(
+    name: str, lines: list[str], sizes: list[int], year: int | None, step: float, colours: bool
+) -> None:
+    lines = [coloured(line) for line in lines] if colours else lines
     data = dressed(lines, DRESSES[name], timedelta(seconds=step))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "BLOCK", 1)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from parsers.lines import TextBlock
 from parsers.records.dates import Stamps, packed_stamps
+from parsers.records.prefix import without_colours
 
 __all__ = [
     "MARGIN",
@@ -67,14 +68,24 @@ def is_available() -> bool:
 
 
 class Block:
-    """Successive blocks of whole lines, at least one line; `starts` and `ends` are the places of the lines."""
+    """Successive blocks of whole lines, at least one line; `starts` and `ends` are the places of the lines.
+
+    It has the lines without their colours, as records are read. `written` and `rest` give them as they were.
+    """
 
     def __init__(self, parts: Sequence[TextBlock]) -> None:
         sizes = [len(part) for part in parts]
-        self.size = sum(sizes)
-        self._padded = b"".join((*(text for part in parts for text in part.parts), bytes(MARGIN)))
+        self._written = b"".join((*(text for part in parts for text in part.parts), bytes(MARGIN)))
         places = np.cumsum(sizes) - sizes
         ends = np.concatenate([part.ends + at for part, at in zip(parts, places, strict=True)])
+        self._written_ends: Rows = ends
+        self._written_size = sum(sizes)
+        self._padded = without_colours(self._written)
+        self.size = len(self._padded) - MARGIN
+        if self.size < self._written_size:
+            ends = np.flatnonzero(np.frombuffer(self._padded, np.uint8, self.size) == ord("\n"))
+            if len(ends) < len(self._written_ends):  # the last line has no line feed
+                ends = np.append(ends, self.size)
         self.ends: Rows = ends
         self.starts: Rows = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
         self._words: Words = np.ndarray((self.size + MARGIN - _WORD,), "<u8", self._padded, strides=(1,))
@@ -98,13 +109,24 @@ class Block:
             for start, end in zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True)
         ]
 
+    def written(self, first: int, last: int) -> list[str]:
+        """The lines from `first` to before `last`, with their colours."""
+        start = int(self._written_ends[first - 1]) + 1 if first else 0
+        lines = self._written[start : int(self._written_ends[last - 1])].split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    def rest(self, first: int) -> bytes:
+        """All from line `first` on, as it was."""
+        start = int(self._written_ends[first - 1]) + 1 if first else 0
+        return self._written[start : self._written_size]
+
     def width(self, first: int, last: int) -> int:
-        """How many characters the lines from `first` to before `last` have, their line feeds included."""
+        """How many characters the lines from `first` to before `last` had, their line feeds included."""
         if first >= last:
             return 0
-        start, end = int(self.starts[first]), int(self.ends[last - 1])
-        part = self._padded[start:end]
-        return (end - start if part.isascii() else len(part.decode("utf-8", "replace"))) + 1
+        start = int(self._written_ends[first - 1]) + 1 if first else 0
+        part = self._written[start : int(self._written_ends[last - 1])]
+        return (len(part) if part.isascii() else len(part.decode("utf-8", "replace"))) + 1
 
     def words(self, places: Rows) -> Words:
         """Eight bytes from each place on, as little-endian numbers."""

@@ -21,7 +21,7 @@ from parsers.reading.in_bulk.block_rows import Evidence, Stretch
 from parsers.reading.in_bulk.envelope_facts import KnownEnvelopes, Outers, joined_outers
 from parsers.reading.in_bulk.messages import Memory, messages_of
 from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, structure_of
-from parsers.records.prefix import parse_header
+from parsers.records.prefix import parse_header, strip_ansi
 from parsers.records.record import Assembler, PlaceKey, Record, as_begun, is_open, place_of
 
 __all__ = ["Bulk", "Evidence", "ReadOn", "read_frames"]
@@ -141,6 +141,7 @@ class _SourceInBulk:
             return False
         if not header:  # an access line after an access line
             return outer is None and len(self.assemblers) == 1
+        text = strip_ansi(text)
         prefix = parse_header(text)
         return prefix is not None and not self.here.continues(pending, prefix, text[prefix.start :], outer)
 
@@ -165,7 +166,7 @@ class _SourceInBulk:
         stretch.hand_over(self.evidence)
         if count == len(block):
             return []
-        rest = TextBlock(number + count, block.stretch(int(block.starts[count]), block.size))
+        rest = TextBlock(number + count, block.rest(count))
         return [_Held(rest, outers.part(count) if outers else None)]
 
     def _blocks(self, held: Sequence[TextBlock], *, more: bool) -> list[TextBlock]:
@@ -183,7 +184,7 @@ class _SourceInBulk:
         chunk: list[str] = []
         while at < count:
             if not start <= at < start + len(chunk):
-                chunk, start = block.texts(range(at, min(at + _CHUNK, count))), at
+                chunk, start = block.written(at, min(at + _CHUNK, count)), at
             line = Line(number + at, chunk[at - start], outers.at(at) if outers else None)
             if self._may_begin(at, line, found, ready):
                 self._records(self.here.end())
