@@ -107,8 +107,12 @@ _CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
 _COLOUR = rb"\x1b\[[0-9;]{0,12}m"
 # A record whose first part is coloured: the process's tag, or the level with the stamp behind it. No envelope begins so.
 _COLOURED = re.compile(
-    _COLOUR + rb"(?:\([A-Za-z]\w{0,60} (?:pid|rank)=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:"
-    + _COLOUR + rb")? (?:" + _COLOUR + rb")?\d\d-\d\d \d\d:\d\d:\d\d)"
+    _COLOUR
+    + rb"(?:\([A-Za-z]\w{0,60} (?:pid|rank)=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:"
+    + _COLOUR
+    + rb")? (?:"
+    + _COLOUR
+    + rb")?\d\d-\d\d \d\d:\d\d:\d\d)"
 )
 
 
@@ -218,7 +222,9 @@ class TextBlock:
             escapes = (words[left] & np.uint64(0xFF)) == np.uint64(ord("\x1b"))
             if escapes.any():
                 places = starts[left].tolist()
-                usual = [bool(e) and _COLOURED.match(body, at) is not None for e, at in zip(escapes, places, strict=True)]
+                usual = [
+                    bool(e) and _COLOURED.match(body, at) is not None for e, at in zip(escapes, places, strict=True)
+                ]
                 left = left[~np.array(usual)]
         short = np.flatnonzero(ends[near:] > starts[near:]) + near
         first = before[:_WORD] or bytes(body[:_WORD])

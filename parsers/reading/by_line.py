@@ -162,7 +162,7 @@ class SourceReader:
     def events(self, record: Record) -> Iterator[Event]:
         """The events of one record and of the lines without prefix that followed it."""
         if record.header is None:
-            yield from self._foreign(record, record.lines[0])
+            yield from self.foreign(record, record.lines[0])
         else:
             yield from self._record(record)
 
@@ -194,9 +194,9 @@ class SourceReader:
                 yield self._event(record, other, record.number, time)
                 self.coverage.events -= 1
         for part in record.tail[used:]:
-            yield from self._foreign(record, part)
+            yield from self.foreign(record, part)
 
-    def _foreign(self, record: Record, part: RecordText) -> Iterator[Event]:
+    def foreign(self, record: Record, part: RecordText) -> Iterator[Event]:
         """A line without prefix: an access line, the end of a traceback, or nothing known."""
         found = None
         if families.GATE.search(part.text):

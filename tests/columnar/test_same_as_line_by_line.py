@@ -122,6 +122,15 @@ UNUSUAL = [
 ]
 
 
+TRACEBACK = [
+    record("Error in chat completion stream generator.", level="ERROR", origin="serving_chat.py:1105"),
+    "Traceback (most recent call last):",
+    '  File "/usr/lib/python3/dist-packages/vllm/v1/engine/async_llm.py", line 402, in generate',
+    "    out = q.get_nowait() or await q.get()",
+    "asyncio.exceptions.CancelledError",
+]
+
+
 class Blocks(Source):
     """Text in blocks of the sizes given, the last of them again and again."""
 
@@ -183,7 +192,14 @@ def test_real_logs(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.lists(st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ORDINARY), st.sampled_from(UNUSUAL)), max_size=60),
+    st.lists(
+        st.one_of(
+            st.sampled_from(ORDINARY),
+            st.sampled_from(ORDINARY),
+            st.sampled_from([*UNUSUAL, "\n".join(TRACEBACK), *TRACEBACK]),
+        ),
+        max_size=60,
+    ),
     st.lists(st.integers(1, 3000), min_size=1, max_size=8),
     st.sampled_from(["\n", "\n", "\n", "\r\n", "\r\r\n"]),
     st.booleans(),

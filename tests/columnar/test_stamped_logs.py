@@ -52,7 +52,11 @@ IN_BULK = sorted(set(DRESSES) - {"two pods", "kubectl --prefix", "nothing"})
 def coloured(line: str) -> str:
     """As vLLM 0.10 and 0.11 colour the process, and later ones the level, the clock and the place."""
     line = re.sub(r"^(\(\w+ pid=\d+\))", "\x1b[1;36m\\1\x1b[0;0m", line)
-    return re.sub(r"\b(INFO|WARNING|ERROR) (\d\d-\d\d \S+) (\[\S+\])", "\x1b[32m\\1\x1b[0m \x1b[90m\\2\x1b[0m \x1b[90m\\3\x1b[0m", line)
+    return re.sub(
+        r"\b(INFO|WARNING|ERROR) (\d\d-\d\d \S+) (\[\S+\])",
+        "\x1b[32m\\1\x1b[0m \x1b[90m\\2\x1b[0m \x1b[90m\\3\x1b[0m",
+        line,
+    )
 
 
 def dressed(lines: list[str], dress: Dress, step: timedelta = timedelta(seconds=0.37), at: datetime = START) -> bytes:

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 from parsers.reading.by_line import MAX_TEXT, SourceReader
 from parsers.reading.columns import Coded, Lean, Value
+from parsers.reading.events import Event
 from parsers.reading.frames import FrameBuilder, columns_of
 from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.envelope_facts import Outers
 from parsers.reading.in_bulk.messages import Said
 from parsers.reading.in_bulk.parts import Column, Part, joined, series
 from parsers.reading.in_bulk.templates import Structure
-from parsers.records.record import MAX_TAIL, Record
+from parsers.records.prefix import parse_header
+from parsers.records.record import MAX_TAIL, Record, RecordText
 
 __all__ = ["Evidence", "Stretch"]
 
@@ -38,6 +40,7 @@ class Stretch:
         found: Structure,
         said: Said,
         outers: Outers | None,
+        take: Callable[[Event], None],
     ) -> None:
         count = len(block)
         self.reader, self.builder = reader, builder
@@ -50,7 +53,8 @@ class Stretch:
         self.run = np.zeros(count, np.int32)
         self.warning = np.zeros(count, np.bool_)
         self.warning[list(said.warnings)] = True
-        self.outer_us = None if outers is None else outers.time_us[_facts_from(found, said)]
+        self.take, self.owner = take, _facts_from(found, said)
+        self.outer_us = None if outers is None else outers.time_us[self.owner]
 
     def read(self, start: int, end: int) -> bool:
         """Take the lines from `start` to before `end`; False, with nothing done, where a stamp is no date."""
@@ -65,6 +69,8 @@ class Stretch:
             return False
         self._count(part, header, event)
         self.taken[part] = True
+        for row in np.flatnonzero(self.found.telling[part] & ~self.said.event[part]) + start:
+            self._foreign(int(row))
         events = int(event.sum())
         if not events:
             return True
@@ -96,6 +102,22 @@ class Stretch:
         coverage.foreign_lines += int((~header & ~event).sum())
         for row in np.flatnonzero(self.warning[part]) + part.start:
             reader.note_warning(self.first + int(row), self.said.warnings[int(row)])
+
+    def _foreign(self, row: int) -> None:
+        """Read a line without prefix as the reference does: with the record that it stands behind."""
+        owner = int(self.owner[row])
+        begin, text = self.block.texts(np.array([owner, row]))
+        header = parse_header(begin) if owner < row else None
+        outer = None if self.outers is None else self.outers.at(owner)
+        part = RecordText(self.first + row, text)
+        if header is None:
+            record = Record([part], outer=outer)
+        else:
+            first = RecordText(self.first + owner, begin[header.start :])
+            record = Record([first], header, header.process, header.pid, header.actors, outer)
+        self.reader.coverage.foreign_lines -= 1  # counted with the others
+        for event in self.reader.foreign(record, part):
+            self.take(event)
 
     def hand_over(self, evidence: Evidence | None) -> None:
         """Give the frames to the builder, and the texts of statistics lines to who asked for them."""
@@ -141,7 +163,7 @@ class Stretch:
         """What the envelopes say."""
         if self.outers is None or self.outer_us is None:
             return {}
-        outer, codes = self.outers.outer, self.outers.codes[_facts_from(self.found, self.said)]
+        outer, codes = self.outers.outer, self.outers.codes[self.owner]
         return {
             "outer_time": _times(self.outer_us[rows]),
             "host": outer.host,

@@ -159,8 +159,8 @@ class _SourceInBulk:
         said = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
         complete = said.request if outers is None else np.zeros_like(said.request)
-        last = mark_tails(found, complete)
-        stretch = Stretch(self.reader, self.builder, number, block, found, said, outers)
+        last = mark_tails(found, block, complete)
+        stretch = Stretch(self.reader, self.builder, number, block, found, said, outers, self.take)
         count = last if more and last else len(block)
         self._lines(stretch, count)
         stretch.hand_over(self.evidence)

@@ -279,7 +279,7 @@ class Structure:
 
     `records` are the lines with a prefix (`row`, its parts, `line`, and `start`, where in it the message begins) and `access` the
     access lines that are not among those found by their likeness (`alike`); `stamps` has a place for each line, zero where it has
-    no prefix. `bad` lines are left to the readers of single lines.
+    no prefix. `bad` lines are left to the readers of single lines; `telling` ones may end a traceback or be another engine's.
     """
 
     alike: Alike
@@ -290,6 +290,7 @@ class Structure:
     reached: Mask
     blank: Mask
     bad: Mask
+    telling: Mask
 
 
 def structure_of(block: Block, alike: Alike) -> Structure:
@@ -297,9 +298,9 @@ def structure_of(block: Block, alike: Alike) -> Structure:
     count = len(block)
     reached, header, stamps = alike.reached.copy(), alike.header.copy(), alike.stamps
     todo = np.flatnonzero(~(reached | header))
-    bad, blank = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    bad, blank, telling = np.zeros((3, count), np.bool_)
     if not len(todo):
-        return Structure(alike, _NONE, _NONE, stamps, header, reached, blank, bad)
+        return Structure(alike, _NONE, _NONE, stamps, header, reached, blank, bad, telling)
     rest = pl.DataFrame({"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()})
     likely = pl.col("line").str.contains(r"^(?:\([^()]*\) )?INFO:     ")
     access = extracted(rest.filter(likely), "line", ACCESS, must="head")
@@ -321,15 +322,17 @@ def structure_of(block: Block, alike: Alike) -> Structure:
     foreign = rest.filter(pl.Series(~header[rows_of(rest)]))
     if len(foreign):
         text = pl.col("line")
-        words = pl.Series([*_LEVEL_WORDS, *_TELLING_WORDS, *ANCHORS]).implode()
+        words, marks = pl.Series([*_LEVEL_WORDS, *ANCHORS]).implode(), pl.Series(_TELLING_WORDS).implode()
         looked = foreign.select(
             "row",
             odd=text.str.contains_any(words) | text.str.contains(_ODD) | text.str.starts_with("("),
             blank=text.str.contains(r"^\s*$"),
+            telling=text.str.contains_any(marks),
         )
+        telling[rows_of(looked.filter("telling"))] = True
         bad[rows_of(looked.filter("odd"))] = True
         blank[rows_of(looked.filter("blank"))] = True
-    return Structure(alike, records, access, stamps, header, reached, blank, bad)
+    return Structure(alike, records, access, stamps, header, reached, blank, bad, telling)
 
 
 def _stamps(texts: pl.Series) -> Stamps:
@@ -346,11 +349,12 @@ def is_odd(message: pl.Expr) -> pl.Expr:
     return message.str.contains_any(words) | message.str.contains(_ODD) | message.str.contains(_OPENS)
 
 
-def mark_tails(found: Structure, complete: Mask) -> int:
+def mark_tails(found: Structure, block: Block, complete: Mask) -> int:
     """Mark as bad the records that a line without prefix may complete, with all that follows them to such a line.
 
-    `complete` are records (of the family `request`) that no line after them completes. Gives the line from which on a record may
-    go on in the next block, the number of lines where there is none.
+    `complete` are records (of the family `request`) that no line after them completes; nor is one completed where it and what
+    follows hold no text of a format, however they are joined. Gives the line from which on a record may go on in the next block,
+    the number of lines where there is none.
     """
     count = len(found.header)
     foreign = ~(found.header | found.reached | found.blank)
@@ -360,11 +364,29 @@ def mark_tails(found: Structure, complete: Mask) -> int:
         breaks = np.maximum.accumulate(np.where(found.reached | found.blank, places, -1))
         follows = foreign & (record >= 0) & (breaks < record)
         follows &= (places - record <= MAX_TAIL) & ~complete[np.maximum(record, 0)]
-        found.bad[follows] = True
-        found.bad[record[follows]] = True
+        rows = np.flatnonzero(follows)
+        wrong = np.zeros(count + 1, np.bool_)
+        wrong[np.where(found.bad & (places - record <= MAX_TAIL), record, -1)] = (
+            True  # a bad line needs its record before it
+        )
+        rows = rows[wrong[record[rows]] | ~_tell_nothing(block, record[rows], rows)]
+        found.bad[rows] = True
+        found.bad[record[rows]] = True
     tail = found.header[-MAX_TAIL - 1 :]
     if not tail.any():
         return count
     last = count - 1 - int(tail[::-1].argmax())
     found.bad[last:] = True  # what follows stands in the next block
     return last
+
+
+def _tell_nothing(block: Block, records: Rows, rows: Rows) -> Mask:
+    """Which of `rows` follow, as others of `rows` may, one of `records` with which they hold no text of a format."""
+    if not len(rows):
+        return np.zeros(0, np.bool_)
+    lines = pl.DataFrame({"record": records, "text": block.texts(rows)}).group_by("record", maintain_order=True)
+    joined = lines.agg(pl.col("text").str.join(""))
+    heads = pl.Series(block.texts(joined["record"].to_numpy()))
+    texts = (heads + joined["text"]).str.replace_all(" ", "", literal=True)
+    tells = texts.str.contains_any(pl.Series([[anchor.replace(" ", "") for anchor in ANCHORS]]))
+    return ~np.isin(records, joined["record"].to_numpy()[tells.to_numpy()])
