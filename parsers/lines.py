@@ -24,6 +24,7 @@ __all__ = [
     "MAX_DOCUMENT",
     "MAX_LINE",
     "EnvelopesOff",
+    "Heads",
     "JsonRecord",
     "Line",
     "Loss",
@@ -129,25 +130,29 @@ class Loss:
     bytes: int = 0
 
 
+class Heads(NamedTuple):
+    """Of each line of a block, what tells the facts of its envelopes: texts in `data`, all of the same parts."""
+
+    data: bytes
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
 class EnvelopesOff(Protocol):
-    """The envelopes that were taken off a block: its lines as they were (`dressed`), and the facts of each line's envelopes."""
+    """The envelopes that were taken off a block: its lines as they were (`wrapped`), and the facts of each line's envelopes."""
 
-    @property
-    def dressed(self) -> TextBlock:
-        """The block with its envelopes on."""
-        ...
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The envelopes' names, the outermost first."""
-        ...
+    wrapped: TextBlock
+    """The block with its envelopes on."""
+    names: tuple[str, ...]
+    """The envelopes' names, the outermost first."""
+    heads: Heads
 
     def facts(self, text: str) -> Outer:
-        """The facts of a line that wears these envelopes."""
+        """The facts of a line in these envelopes."""
         ...
 
-    def of(self, dressed: TextBlock) -> EnvelopesOff:
-        """The same envelopes, on another block."""
+    def with_head(self, index: int, head: bytes) -> str:
+        """The block's line `index` (from 0) with another head of the same size."""
         ...
 
     def outer(self, index: int) -> Outer:
@@ -158,21 +163,21 @@ class EnvelopesOff(Protocol):
 class TextBlock:
     """Whole physical lines: `data` ends with a line feed (but for the source's last), the first is line `number`.
 
-    `worn` keeps the envelopes, where `data` is what stood in them. The text is given as its `body` and what stands `before` it,
+    `envelopes` are those that were taken off, where `data` is what stood in them. The text is given as its `body` and what stands `before` it,
     without a line feed: the beginning of a line that was cut at a block's end. They are joined when somebody asks for `data`.
     """
 
-    __slots__ = ("_data", "_ends", "number", "parts", "worn")
+    __slots__ = ("_data", "_ends", "envelopes", "number", "parts")
 
     def __init__(
         self,
         number: int,
         body: bytes | memoryview,
-        worn: EnvelopesOff | None = None,
+        envelopes: EnvelopesOff | None = None,
         before: bytes = b"",
         ends: NDArray[np.int64] | None = None,
     ) -> None:
-        self.number, self.worn = number, worn
+        self.number, self.envelopes = number, envelopes
         self.parts: tuple[bytes, bytes | memoryview] = (before, body)
         self._data: bytes | None = None
         self._ends = ends
@@ -234,12 +239,15 @@ class TextBlock:
 
     def line(self, index: int) -> str:
         """One line (from 0); bytes that are no UTF-8 become U+FFFD."""
+        return self.line_bytes(index).decode("utf-8", "replace")
+
+    def line_bytes(self, index: int) -> bytes:
+        """One line (from 0)."""
         before, body = self.parts
         end = int(self.ends[index]) - len(before)
         if not index:
-            return (before + bytes(body[:end])).decode("utf-8", "replace")
-        start = int(self.ends[index - 1]) + 1 - len(before)
-        return bytes(body[start:end]).decode("utf-8", "replace")
+            return before + bytes(body[:end])
+        return bytes(body[int(self.ends[index - 1]) + 1 - len(before) : end])
 
     def texts(self) -> list[str]:
         """The lines; bytes that are no UTF-8 become U+FFFD."""
@@ -254,9 +262,9 @@ class TextBlock:
 
     def lines(self) -> Iterator[Line]:
         """The payload lines."""
-        if self.worn is None:
+        if self.envelopes is None:
             return map(Line, count(self.number), self.texts())
-        outers = map(self.worn.outer, count())
+        outers = map(self.envelopes.outer, count())
         return map(Line, count(self.number), self.texts(), outers)
 
 

@@ -10,7 +10,7 @@ wears the envelopes, and those whose payload does not begin as a record are comp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -21,101 +21,164 @@ from parsers.envelopes.form import Envelope
 from parsers.envelopes.forms import BY_START
 from parsers.envelopes.journal_fields import ExportReader, journal_entry
 from parsers.envelopes.rare import Rows, goes_back, inner_clocks, newest_last, rows_of
+from parsers.envelopes.structured import JsonForm, from_line, json_form
 from parsers.envelopes.unwrapper import SAMPLE, merged_outer
-from parsers.lines import Line, Loss, Outer, TextBlock, text_blocks
+from parsers.lines import Heads, Line, Loss, Outer, TextBlock, text_blocks
 
-__all__ = ["Worn", "is_newest_first", "turned_round", "undressed", "undressed_again", "unwrapped"]
+__all__ = ["Envelopes", "is_newest_first", "turned_round", "unwrapped", "without_envelopes", "without_same_envelopes"]
 _LAYERS = 3
 _FEWEST_LINES = 8
-_MOST_UNUSUAL = 8  # one line in so many may be worth a look; with more of them line by line is as fast
+_MOST_UNUSUAL = 3  # one line in so many may be worth a look; with more of them line by line is as fast
+_MOST_FORMS = 8
 _RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
 
 
-class Worn:
-    """The envelopes that were taken off a block, and its lines as they were (`dressed`)."""
+class Envelopes:
+    """The envelopes that were taken off a block, and its lines as they were (`wrapped`).
 
-    def __init__(self, dressed: TextBlock, envelopes: tuple[Envelope, ...], clock: Clock) -> None:
-        self.dressed = dressed
-        self.envelopes = envelopes
-        self.names = tuple(envelope.name for envelope in envelopes)
+    `heads` are the parts of the lines in which the envelopes stand, or what tells their facts.
+    """
+
+    def __init__(self, wrapped: TextBlock, layers: tuple[Envelope, ...], clock: Clock, heads: Heads) -> None:
+        self.wrapped = wrapped
+        self.layers = layers
+        self.names = tuple(envelope.name for envelope in layers)
+        self.heads = heads
         self._clock = clock
-
-    def of(self, dressed: TextBlock) -> Worn:
-        """The same envelopes, on another block."""
-        return Worn(dressed, self.envelopes, self._clock)
 
     def outer(self, index: int) -> Outer:
         """The facts of the block's line `index` (from 0)."""
-        return self.facts(self.dressed.line(index))
+        return self.facts(self.wrapped.line(index))
 
     def facts(self, text: str) -> Outer:
-        """The facts of a line that wears these envelopes."""
+        """The facts of a line in these envelopes."""
         outer: Outer | None = None
-        for envelope in self.envelopes:
+        for envelope in self.layers:
             peeled = envelope.peel(text, self._clock)
             if peeled is None:  # undecodable bytes in the envelope itself
                 break
             outer = peeled.outer if outer is None else merged_outer(outer, peeled.outer)
             text = peeled.text
-        return outer if outer is not None else Outer(self.envelopes[0].name)
+        return outer if outer is not None else Outer(self.layers[0].name)
+
+    def with_head(self, index: int, head: bytes) -> str:
+        """The block's line `index` with another head of the same size."""
+        line = self.wrapped.line_bytes(index)
+        return (head + line[len(head) :]).decode("utf-8", "replace")
 
 
-def undressed(block: TextBlock, unwrapper: Unwrapper) -> TextBlock | None:
+class JsonEnvelopes(Envelopes):
+    """JSON objects that were taken off a block."""
+
+    def __init__(self, wrapped: TextBlock, form: JsonForm, clock: Clock, heads: Heads) -> None:
+        super().__init__(wrapped, (), clock, heads)
+        self.form = form
+        self.names = (form.name, form.text)
+
+    def facts(self, text: str) -> Outer:
+        """The facts of a line in these envelopes."""
+        return from_line(text, self._clock)[0].outer
+
+    def with_head(self, index: int, head: bytes) -> str:
+        """The block's line `index` with another head of the same size."""
+        return self.form.with_head(self.wrapped.line_bytes(index), head).decode("utf-8", "replace")
+
+
+def without_envelopes(block: TextBlock, unwrapper: Unwrapper, forms: list[JsonForm]) -> TextBlock | None:
     """The block without its envelopes, or None when its lines must be looked at one by one.
 
-    `unwrapper` has surveyed the block; it is not changed.
+    `unwrapper` has surveyed the block; it is not changed. A form of JSON that is met for the first time is added to `forms`.
     """
     clock = unwrapper.clock
+    if block.data.startswith(b"{"):
+        bare = _without_json(block, clock, forms)
+        return bare if bare is not None and _as_by_line(bare, unwrapper.copy_of_survey()) else None
+    layers: list[Envelope] = []
     data = block.data
-    total = len(block.ends)
-    envelopes: list[Envelope] = []
-    while len(envelopes) < _LAYERS and (envelope := _first_worn(data, clock)) is not None:
-        if envelope.bulk is None or total < _FEWEST_LINES:
+    while len(layers) < _LAYERS and (envelope := _first_of(data, clock)) is not None:
+        taken = _taken_off(data, (envelope,), len(block.ends))
+        if taken is None:
+            return None
+        data = taken
+        layers.append(envelope)
+    if not layers or len(block.ends) < _FEWEST_LINES or _RECORD.search(data) is None:
+        return None
+    bare = _bare(block, data, tuple(layers), clock)
+    return bare if _as_by_line(bare, unwrapper.copy_of_survey()) else None
+
+
+def without_same_envelopes(block: TextBlock, before: Envelopes, clock: Clock) -> TextBlock | None:
+    """The block without the envelopes that the block before had to its last line, or None where it must be looked at.
+
+    What all lines have that begin as records in them needs no survey: line by line each is taken to have what the line before had.
+    """
+    if isinstance(before, JsonEnvelopes):
+        bare = _without_json(block, clock, [before.form])
+    else:
+        data = _taken_off(block.data, before.layers, len(block.ends))
+        bare = _bare(block, data, before.layers, clock) if data is not None else None
+    return None if bare is None or len(bare.ends) != len(block.ends) or len(bare.unusual()) else bare
+
+
+def _taken_off(data: bytes, layers: Sequence[Envelope], total: int) -> bytes | None:
+    for envelope in layers:
+        if envelope.bulk is None:
             return None
         data, count = envelope.bulk.subn(b"\n", b"\n" + data)
         data = data[1:]
         if count != total:
             return None
-        envelopes.append(envelope)
-    if not envelopes or _RECORD.search(data) is None:
-        return None
-    worn = Worn(block, tuple(envelopes), clock)
-    bare = TextBlock(block.number, data, worn)
-    return bare if _as_by_line(bare, worn, unwrapper.twin()) else None
+    return data
 
 
-def undressed_again(block: TextBlock, before: Worn) -> TextBlock | None:
-    """The block without the envelopes that the block before wore to its last line, or None where it must be looked at.
+def _bare(block: TextBlock, data: bytes, layers: tuple[Envelope, ...], clock: Clock) -> TextBlock:
+    bare = TextBlock(block.number, data)
+    if len(bare.ends) == len(block.ends):
+        heads = Heads(block.data, block.starts, block.ends - block.starts - (bare.ends - bare.starts))
+        bare.envelopes = Envelopes(block, layers, clock, heads)
+    return bare
 
-    What all lines wear that begin as records in them needs no survey: line by line each is taken to wear what the line before wore.
-    """
-    data = block.data
-    for envelope in before.envelopes:
-        if envelope.bulk is None:
+
+def _without_json(block: TextBlock, clock: Clock, forms: list[JsonForm]) -> TextBlock | None:
+    def taken_off(form: JsonForm) -> TextBlock | None:
+        taken = form.taken_off(block.data, len(block.ends), clock)
+        if taken is None or len(taken.odd):
             return None
-        data, count = envelope.bulk.subn(b"\n", b"\n" + data)
-        data = data[1:]
-        if count != len(block.ends):
-            return None
-    bare = TextBlock(block.number, data, before.of(block))
-    return None if len(bare.ends) != len(block.ends) or len(bare.unusual()) else bare
+        sizes = np.fromiter(map(len, taken.heads), np.int64, len(taken.heads))
+        heads = Heads(b"".join(taken.heads), np.cumsum(sizes) - sizes, sizes)
+        return TextBlock(block.number, taken.data, JsonEnvelopes(block, form, clock, heads))
+
+    for form in forms:
+        bare = taken_off(form)
+        if bare is not None:
+            return bare
+    new = (
+        json_form(block.line_bytes(0), clock) if len(forms) < _MOST_FORMS and len(block.ends) >= _FEWEST_LINES else None
+    )
+    bare = taken_off(new) if new is not None else None
+    if new is not None and bare is not None:
+        forms.append(new)
+    return bare
 
 
-def _first_worn(data: bytes, clock: Clock) -> Envelope | None:
+def _first_of(data: bytes, clock: Clock) -> Envelope | None:
     line = data.partition(b"\n")[0].decode("utf-8", "replace")
     candidates = BY_START.get(line[:1], ())
     return next((e for e in candidates if e.peel(line, clock) is not None), None)
 
 
-def _as_by_line(bare: TextBlock, worn: Worn, unwrapper: Unwrapper) -> bool:
+def _as_by_line(bare: TextBlock, unwrapper: Unwrapper) -> bool:
     """Whether the lines that begin unlike records come out as they would line by line."""
-    if len(bare.ends) != len(worn.dressed.ends):  # the last line is empty within, and unfinished
+    envelopes = bare.envelopes
+    if envelopes is None or len(bare.ends) != len(
+        envelopes.wrapped.ends
+    ):  # the last line is empty within, and unfinished
         return False
     unusual = bare.unusual()
     if len(unusual) > len(bare.ends) // _MOST_UNUSUAL:
         return False
     for index in unusual.tolist():
-        lines = unwrapper.feed(index, worn.dressed.line(index))
+        lines = unwrapper.feed(index, envelopes.wrapped.line(index))
         if len(lines) != 1 or lines[0].text != bare.line(index) or lines[0].outer is None:
             return False
     return True
@@ -164,35 +227,36 @@ class _Pieces:
 
     def __init__(self, unwrapper: Unwrapper, bulk: bool) -> None:
         self.unwrapper, self.bulk = unwrapper, bulk
-        self._worn: Worn | None = None  # by the last block, if its last line was a usual one
+        self._before: Envelopes | None = None  # of the last block, if its last line was a usual one
+        self._forms: list[JsonForm] = []
 
     def of(self, block: TextBlock) -> Piece:
         """The form in which a block can be read."""
-        unwrapper = self.unwrapper
+        unwrapper, before = self.unwrapper, self._before
         if not unwrapper.busy:
-            bare = undressed_again(block, self._worn) if self._worn is not None else None
+            bare = without_same_envelopes(block, before, unwrapper.clock) if before is not None else None
             if bare is not None:
                 return self._went_past(bare)
-            self._worn = None
             unusual = block.unusual()
+            self._before = None
             if not len(unusual) and not unwrapper.wraps(block.line(0)):
                 return block
             unwrapper.survey(block.head(SAMPLE))
             if _is_plain(block, unusual, unwrapper):
                 return block
-            bare = undressed(block, unwrapper) if self.bulk else None
+            bare = without_envelopes(block, unwrapper, self._forms) if self.bulk else None
             if bare is not None:
                 return self._went_past(bare)
-        self._worn = None
+        self._before = None
         return unwrapper.feed_block(block.number, block.texts())
 
     def _went_past(self, bare: TextBlock) -> TextBlock:
         last = len(bare.ends) - 1
-        unusual = bare.unusual()
-        worn = bare.worn if last not in unusual[-1:] else None
-        self._worn = worn if isinstance(worn, Worn) else None
-        if bare.worn is not None:  # what follows may wear what its last line wears
-            self.unwrapper.feed(bare.number + last, bare.worn.dressed.line(last))
+        envelopes = bare.envelopes
+        assert isinstance(envelopes, Envelopes)
+        self._before = envelopes if last not in bare.unusual()[-1:] else None
+        # what follows may have what its last line has
+        self.unwrapper.feed(bare.number + last, envelopes.wrapped.line(last))
         return bare
 
 
@@ -232,7 +296,7 @@ def _entry_lines(unwrapper: Unwrapper, number: int, fields: dict[str, object], c
 
 def is_newest_first(piece: Piece) -> bool:
     """Whether the clock of a source's first piece goes back nearly always."""
-    if isinstance(piece, TextBlock) and piece.worn is None:
+    if isinstance(piece, TextBlock) and piece.envelopes is None:
         return goes_back(inner_clocks(piece.data))
     head = islice(_lines(piece), _CLOCKS)
     times = [line.outer.time_us for line in head if line.outer and line.outer.time_us is not None]

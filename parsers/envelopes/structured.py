@@ -4,6 +4,9 @@ Docker json-file (`log`, `stream`, `time`), journalctl -o json, fluentd and Flue
 answers, Grafana's download), CloudWatch (events, Logs Insights), Google Cloud entries, Elasticsearch hits,
 Splunk, stern -o json; and what a JSON formatter in the process wrote: vLLM's own (0.32 on, keys `asctime
 levelname name processName process message`) or python-json-logger's under a logging configuration.
+
+In bulk: JSON around the lines of a block is learnt from one line, then found in all others by one pattern. Which of its texts is
+the log line is tried, and which others say something (time, stream, pod); the rest (cursors, counters) may be anything of their kind.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from parsers.envelopes.form import Peeled, looks_like_record
 from parsers.envelopes.journal_fields import journal_entry
 from parsers.envelopes.stamps import Clock
 from parsers.lines import JsonRecord, Outer, json_without_lone_surrogates
 
-__all__ = ["entries", "from_line", "parse"]
+__all__ = ["JsonForm", "TakenOff", "entries", "from_line", "json_form", "parse"]
 
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "@message", "line", "_raw", "Body", "body")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts", "_time", "date", "Timestamp", "observedTimestamp")
@@ -233,3 +240,159 @@ def _naive(stamp: object, clock: Clock) -> datetime | None:
         return datetime.fromtimestamp(whole, clock.zone).replace(microsecond=micros, tzinfo=None)
     except (ValueError, OverflowError, OSError):
         return None
+
+
+_STRING = rb'"(?:[^"\\\x00-\x1f]|\\.)*"'
+_TOKENS = re.compile(_STRING + rb"|-?\d[0-9.eE+-]*|true|false|null|[{}\[\]:,]|[ \t]+")
+_INNER = rb'([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)'
+_COUNTER = rb'"[0-9A-Za-z=;:.,+/_ -]*+"'
+_NUMBER = rb"-?\d[0-9.]*"
+_DIGIT = re.compile(rb"\d")
+_MASK = bytes.maketrans(b"0123456789", b"0" * 10)
+_MOST_KINDS = 1 << 12
+_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|([/t]))")
+_NO_LINE = frozenset(map(chr, (*range(9), *range(10, 27), *range(28, 32))))  # a line break, or what needs a look
+
+
+class TakenOff(NamedTuple):
+    """The lines out of their envelopes, what of these tells the facts (`heads`), and which lines are to be looked at by themselves."""
+
+    data: bytes
+    heads: list[bytes]
+    odd: NDArray[np.int64]
+
+
+class JsonForm:
+    """The envelopes of lines that have the same keys in the same order, spaced alike."""
+
+    def __init__(self, name: str, pattern: re.Pattern[bytes], payload: int) -> None:
+        self.name, self._pattern, self._payload = name, pattern, payload
+        self.text = pattern.pattern.decode("latin-1")
+        self._kinds: dict[bytes, bool] = {}
+
+    def taken_off(self, data: bytes, count: int, clock: Clock) -> TakenOff | None:
+        """Take the envelopes off `count` lines; None where not all have this form."""
+        found = self._pattern.findall(data if data.endswith(b"\n") else data + b"\n")
+        if len(found) != count:
+            return None
+        columns = list(zip(*found, strict=True))
+        payloads = columns.pop(self._payload)
+        heads = list(columns[0]) if len(columns) == 1 else list(map(b"\0".join, zip(*columns, strict=True)))
+        text, odd = _unescaped(payloads)
+        kinds = [head.translate(_MASK) for head in heads]
+        known = self._kinds
+        for kind in set(kinds).difference(known):
+            if len(known) >= _MOST_KINDS:
+                return None
+            known[kind] = self._is_one_line(data, kinds.index(kind), clock)
+        if not all(known.values()):
+            odd |= {row for row, kind in enumerate(kinds) if not known[kind]}
+        return TakenOff(text, heads, np.array(sorted(odd), np.int64))
+
+    def _is_one_line(self, data: bytes, row: int, clock: Clock) -> bool:
+        line = data.split(b"\n", row + 1)[row]
+        found = self._pattern.match(line + b"\n")
+        payload = _decoded(found[self._payload + 1]) if found is not None else None
+        peeled = _only(line.decode("utf-8", "replace"), clock)
+        return peeled is not None and payload == peeled.text.removesuffix("\n")
+
+    def with_head(self, line: bytes, head: bytes) -> bytes:
+        """The line with another head of the same size."""
+        found = self._pattern.match(line + b"\n")
+        assert found is not None
+        spans = [
+            span
+            for place in range(1, len(found.groups()) + 1)
+            if place != self._payload + 1
+            for span in [found.span(place)]
+        ]
+        at = 0
+        for start, end in spans:
+            line = line[:start] + head[at : at + end - start] + line[end:]
+            at += end - start + 1
+        return line
+
+
+def json_form(line: bytes, clock: Clock) -> JsonForm | None:
+    """The form of a line's envelope; None where it has none that lines in great number have."""
+    text = line.decode("utf-8", "replace")
+    peeled = _only(text, clock)
+    tokens = list(_tokens(line))
+    if peeled is None or b"".join(tokens) != line:
+        return None
+    pattern, groups, payload = [b"^"], 0, -1
+    keys = set()
+    for place, token in enumerate(tokens):
+        if token[:1] == b'"' and _is_key(tokens, place):
+            if token in keys:
+                return None
+            keys.add(token)
+            pattern.append(re.escape(token))
+        elif payload < 0 and token[:1] == b'"' and _decoded(token[1:-1]) == peeled.text and peeled.text:
+            payload, groups = groups, groups + 1
+            end = rb'\\n"' if peeled.text.endswith("\n") else b'"'
+            pattern.append(
+                b'"' + (_INNER.replace(b"*+)*+)", b"*+)*?)") if peeled.text.endswith("\n") else _INNER) + end
+            )
+        elif token[:1] not in b'"-0123456789' or token[:1] == b"" or b"\\" in token:
+            pattern.append(re.escape(token))
+        elif _DIGIT.search(token) and _says_nothing(tokens, place, peeled, clock):
+            pattern.append(_COUNTER if token[:1] == b'"' else _NUMBER)
+        else:
+            groups += 1
+            pattern.append(rb'"([^"\\\x00-\x1f]*+)"' if token[:1] == b'"' else b"(" + _NUMBER + b")")
+    if payload < 0 or groups < 2:
+        return None
+    return JsonForm(peeled.outer.envelope, re.compile(b"".join(pattern) + rb"\n", re.M), payload)
+
+
+def _tokens(line: bytes) -> Iterator[bytes]:
+    return (found[0] for found in _TOKENS.finditer(line))
+
+
+def _is_key(tokens: list[bytes], place: int) -> bool:
+    after = next((token for token in tokens[place + 1 :] if token.strip()), b"")
+    return after == b":"
+
+
+def _says_nothing(tokens: list[bytes], place: int, peeled: Peeled, clock: Clock) -> bool:
+    """Whether the digits of a text may be others, and the entry is the same: it is tried."""
+    for digit in (b"7", b"3"):
+        tried = [*tokens[:place], _DIGIT.sub(digit, tokens[place]), *tokens[place + 1 :]]
+        if _only(b"".join(tried).decode("utf-8", "replace"), clock) != peeled:
+            return False
+    return True
+
+
+def _only(text: str, clock: Clock) -> Peeled | None:
+    """The entry of a line that holds one whole one."""
+    found = from_line(text, clock)
+    return found[0] if len(found) == 1 and not found[0].partial and found[0].record is None else None
+
+
+def _decoded(raw: bytes) -> str | None:
+    value = parse('"' + raw.decode("utf-8", "replace") + '"')
+    return value if isinstance(value, str) else None
+
+
+def _unescaped(payloads: tuple[bytes, ...]) -> tuple[bytes, set[int]]:
+    """The texts of JSON strings as lines, and which of them are none."""
+    data = b"\n".join(payloads) + b"\n"
+    odd: set[int] = set()
+    if b"\\" not in data:
+        return data, odd
+    data = data.replace(b"\\\\", b"\0").replace(b'\\"', b'"')
+    if b"\\" in data:
+        data = _ESCAPE.sub(_character, data)
+        if b"\\" in data:
+            odd = {row for row, line in enumerate(data.split(b"\n")) if b"\\" in line}
+    return data.replace(b"\0", b"\\"), odd
+
+
+def _character(found: re.Match[bytes]) -> bytes:
+    if found[2]:
+        return b"\t" if found[2] == b"t" else b"/"
+    character = chr(int(found[1], 16))
+    if character in _NO_LINE or "\ud800" <= character <= "\udfff":
+        return found[0]
+    return b"\0" if character == "\\" else character.encode()

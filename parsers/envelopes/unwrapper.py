@@ -85,12 +85,12 @@ class Unwrapper:
         """Lines that were cut, and messages that journalctl left out ("[216B blob data]")."""
         return self._cut_lines + self._partials.cut_lines + self._blobs
 
-    def twin(self) -> Unwrapper:
+    def copy_of_survey(self) -> Unwrapper:
         """A new one that knows what this one's survey found."""
-        twin = Unwrapper(self.clock)
-        for layer, own in zip(twin._layers, self._layers, strict=True):
+        copy = Unwrapper(self.clock)
+        for layer, own in zip(copy._layers, self._layers, strict=True):
             layer.worn = own.worn
-        return twin
+        return copy
 
     def survey(self, sample: Sequence[str]) -> None:
         """Look at some lines of the stream to see which weak envelopes most of them wear."""

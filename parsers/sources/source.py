@@ -196,8 +196,8 @@ class Source:
     def pieces(self) -> Iterator[TextBlock | list[Line]]:
         """The bulk form of `lines`: payload text in blocks where that can be had, all else as lines.
 
-        A block's `data` is payload text; in which envelopes its lines stood tells its `worn`, if not None
-        (`worn.outer(i)` gives the facts of the block's line i, from 0).
+        A block's `data` is payload text; in which envelopes its lines stood tell its `envelopes`, if not None
+        (`envelopes.outer(i)` gives the facts of the block's line i, from 0).
         """
         return self._pieces(bulk=True)
 

@@ -18,7 +18,10 @@ from parsers.lines import EnvelopesOff, Outer, TextBlock
 
 __all__ = ["KnownEnvelopes", "Outers", "joined_outers"]
 
-_CLOCK = re.compile(rb"\d\d:\d\d:(\d\d)(?:[.,](\d{1,9}))?")
+# The last two digits of the seconds, and their fraction; also of seconds, milli-, micro- or nanoseconds since the epoch.
+_CLOCK = re.compile(
+    rb"(?:\d\d:\d\d:|(?<![\d.])\d{8}(?=(?:\d\d(?:\.\d{1,9})?|\d{5}|\d{8}|\d{11})(?![\d.])))(\d\d)(?:[.,]?(\d{1,9}))?"
+)
 _MOST_KNOWN = 1 << 12
 _MOST_SIZES = 8
 _SECOND_US = 1_000_000
@@ -77,11 +80,9 @@ class KnownEnvelopes:
 
     def outers_of(self, block: TextBlock) -> Outers | None:
         """The facts of a block's lines; None where they are to be read line by line."""
-        worn = block.worn
-        assert worn is not None
-        dressed = worn.dressed
-        starts = dressed.starts
-        sizes = dressed.ends - starts - (block.ends - block.starts)
+        envelopes = block.envelopes
+        assert envelopes is not None
+        data, starts, sizes = envelopes.heads
         time_us = np.empty(len(starts), np.int64)
         codes = np.empty(len(starts), np.uint32)
         facts: dict[Outer, int] = {}
@@ -90,9 +91,9 @@ class KnownEnvelopes:
             return None
         for size in different.tolist():
             rows = np.flatnonzero(sizes == size)
-            view = np.ndarray((len(dressed) - size + 1,), f"V{size}", dressed.data, strides=(1,))
+            view = np.ndarray((len(data) - size + 1,), f"V{size}", data, strides=(1,))
             begins = view[starts[rows]].view(np.uint8).reshape(len(rows), size)
-            found = self._read(worn, begins, rows, facts)
+            found = self._read(envelopes, begins, rows, facts)
             if found is None:
                 return None
             time_us[rows], codes[rows] = found
@@ -101,7 +102,7 @@ class KnownEnvelopes:
         return Outers(outers.pop(), time_us, streams, codes) if len(outers) == 1 else None
 
     def _read(
-        self, worn: EnvelopesOff, begins: NDArray[np.uint8], rows: NDArray[np.int64], facts: dict[Outer, int]
+        self, envelopes: EnvelopesOff, begins: NDArray[np.uint8], rows: NDArray[np.int64], facts: dict[Outer, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]] | None:
         """Times and places in `facts` of lines with beginnings of one size."""
         clocks = [_Place(_slice(m, 1), _slice(m, 2)) for m in _CLOCK.finditer(begins[0].tobytes())]
@@ -112,7 +113,7 @@ class KnownEnvelopes:
         for clock in clocks:
             bare[:, clock.second] = bare[:, clock.fraction] = _ZERO
         heads, codes = _different(bare)
-        known = [self._beginning(worn, bare[head].tobytes(), int(rows[head]), clocks) for head in heads]
+        known = [self._beginning(envelopes, bare[head].tobytes(), int(rows[head]), clocks) for head in heads]
         which = {begin.clock for begin in known if begin is not None}
         if None in known or len(which) != 1:
             return None
@@ -125,14 +126,12 @@ class KnownEnvelopes:
         own = [facts.setdefault(b.outer, len(facts)) for b in known if b is not None]
         return base[codes] + inside, np.array(own, np.uint32)[codes]
 
-    def _beginning(self, worn: EnvelopesOff, bare: bytes, row: int, clocks: Sequence[_Place]) -> _Beginning | None:
-        key = (*worn.names, bare)
+    def _beginning(self, envelopes: EnvelopesOff, bare: bytes, row: int, clocks: Sequence[_Place]) -> _Beginning | None:
+        key = (*envelopes.names, bare)
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            dressed = worn.dressed
-            start, end = int(dressed.starts[row]) + len(bare), int(dressed.ends[row])
-            self._known[key] = _tried(worn, bare, dressed.data[start:end], clocks)
+            self._known[key] = _tried(envelopes, row, bare, clocks)
         return self._known[key]
 
 
@@ -154,14 +153,14 @@ def _slice(found: re.Match[bytes], group: int) -> slice:
     return slice(found.start(group), found.end(group)) if found[group] else slice(0, 0)
 
 
-def _tried(worn: EnvelopesOff, bare: bytes, text: bytes, clocks: Sequence[_Place]) -> _Beginning | None:
+def _tried(envelopes: EnvelopesOff, row: int, bare: bytes, clocks: Sequence[_Place]) -> _Beginning | None:
     """The facts of a beginning whose clocks stand at second 0, if seconds and fraction of one clock change the time and nothing else."""
 
     def facts(place: _Place, second: bytes, digit: bytes) -> Outer:
         begin = bytearray(bare)
         begin[place.second] = second
         begin[place.fraction] = digit * (place.fraction.stop - place.fraction.start)
-        return worn.facts((bytes(begin) + text).decode("utf-8", "replace"))
+        return envelopes.facts(envelopes.with_head(row, bytes(begin)))
 
     still = facts(clocks[0], b"00", b"0")
     if still.time_us is None:

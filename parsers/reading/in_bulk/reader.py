@@ -110,7 +110,7 @@ class _SourceInBulk:
         """A piece that can be read in bulk."""
         if not isinstance(piece, TextBlock):
             return None
-        if piece.worn is None:
+        if piece.envelopes is None:
             return _Held(piece, None)
         outers = self.envelopes.outers_of(piece)
         return None if outers is None else _Held(piece, outers)
@@ -267,7 +267,7 @@ class ReadOn(_SourceInBulk):
         if spare <= 0:
             return
         first = self._waiting[0]
-        if not isinstance(first, TextBlock) or first.worn is not None:
+        if not isinstance(first, TextBlock) or first.envelopes is not None:
             return
         cut = min(spare, len(first.ends))
         at = int(first.ends[cut - 1]) + 1
@@ -277,7 +277,7 @@ class ReadOn(_SourceInBulk):
 
     def _take(self, piece: Piece) -> None:
         self.last_line += _size(piece)
-        if isinstance(piece, TextBlock) and piece.worn is None:
+        if isinstance(piece, TextBlock) and piece.envelopes is None:
             self._held.append(TextBlock(piece.number + self.before, piece.data))
             if sum(map(len, self._held)) >= BLOCK:
                 self._held = self._blocks(self._held, more=True)
