@@ -20,6 +20,9 @@ class EngineConfig:
     """One engine's configuration. Lengths in tokens, `num_blocks` of V1 includes its null block.
 
     None means: the default of `version`. The fields from `num_cpu_blocks` to `max_long_partial_prefills` are V0's.
+    `num_spec_tokens`: drafts a step of speculative decoding (0: off), proposed by `spec_method`; `mtp_layers`: its MTP
+    modules. `acceptance`: share of the drafts that are accepted, for requests that do not say themselves.
+    `prefill_schedule_interval`: prompts only in every so many steps while others decode (0.33.0 on).
     """
 
     num_blocks: int
@@ -38,6 +41,13 @@ class EngineConfig:
     reserve_full_isl: bool | None = None
     watermark: float | None = None
     async_scheduling: bool = False
+    num_spec_tokens: int = 0
+    spec_method: str | None = None
+    mtp_layers: int = 1
+    acceptance: float = 0.0
+    disable_eagle_block_drop: bool = False
+    disable_lookahead_block_hashes: bool = False
+    prefill_schedule_interval: int = 1
     num_cpu_blocks: int = 0
     preemption_mode: str | None = None
     delay_factor: float = 0.0
@@ -49,6 +59,8 @@ LATEST_S = 4e9
 """Seconds: 127 years, and what nanoseconds in 64 bits can hold with room for the replay."""
 
 MOST_TOKENS = 1 << 40
+MOST_SPEC_TOKENS = 1 << 10
+SPEC_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 _SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
@@ -74,6 +86,26 @@ def check_config(config: EngineConfig) -> None:
         raise ConfigError(f"watermark is {config.watermark}, it must be from 0 to below 1")
     if config.max_num_active_seqs is not None and config.max_num_active_seqs < 1:
         raise ConfigError(f"max_num_active_seqs is {config.max_num_active_seqs}, it must be at least 1")
+    if config.prefill_schedule_interval < 1:
+        raise ConfigError(f"prefill_schedule_interval is {config.prefill_schedule_interval}, it must be at least 1")
+    _check_drafts(config)
+
+
+def _check_drafts(config: EngineConfig) -> None:
+    """Refuse drafts that nothing proposes, and those of V0, which this engine does not know."""
+    drafts, method = config.num_spec_tokens, config.spec_method
+    if not 0 <= drafts <= MOST_SPEC_TOKENS:
+        raise ConfigError(f"num_spec_tokens is {drafts}, it must be from 0 to {MOST_SPEC_TOKENS}")
+    if method is not None and method not in SPEC_METHODS:
+        raise ConfigError(f"spec_method is {method!r}: known are {', '.join(SPEC_METHODS)}")
+    if not 0 <= config.acceptance <= 1:
+        raise ConfigError(f"acceptance is {config.acceptance}, it must be from 0 to 1")
+    if config.mtp_layers < 1:
+        raise ConfigError(f"mtp_layers is {config.mtp_layers}, it must be at least 1")
+    if drafts and method is None:
+        raise ConfigError(f"num_spec_tokens needs a spec_method: {', '.join(SPEC_METHODS)}")
+    if drafts and config.engine != "vllm-v1":
+        raise ConfigError("speculative decoding of V0 is not modelled: num_spec_tokens must be 0")
 
 
 def check_request(config: EngineConfig, request: Request) -> None:
@@ -101,6 +133,9 @@ def check_request(config: EngineConfig, request: Request) -> None:
             raise WorkloadError(f"{where} has {name} {value}, it must be a time from 0 to {LATEST_S:.0e} seconds")
     if request.abort_s is not None and request.abort_s < request.arrival_s:
         raise WorkloadError(f"{where} is aborted before it arrives")
+    for name in ("accept", "drafts"):
+        if any(number < 0 for number in getattr(request, name)):
+            raise WorkloadError(f"{where} has a negative number in {name}")
     if request.prompt is not None:
         lengths = [length for _stream, length in request.prompt]
         if min(lengths, default=0) < 0 or sum(lengths) != request.prompt_tokens:

@@ -19,6 +19,8 @@ class Request:
     token k of the stream `o<id>`. `output_tokens` is what the request will generate if nothing stops it. `arrival_step`
     (golden traces) adds the request before that step; otherwise it is added before the first step that starts at or
     after `arrival_s`. `arrival_time` is what the priority policy compares (default: `arrival_s`).
+    With speculative decoding `accept` says in turn how many drafts are accepted in each verification (at most those that
+    were scheduled; none given: by `EngineConfig.acceptance`), `drafts` how many are proposed (none given: all).
     """
 
     id: int | str
@@ -30,6 +32,8 @@ class Request:
     priority: int = 0
     prompt: tuple[tuple[str, int], ...] | None = None
     abort_s: float | None = None
+    accept: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
 
 
 class RequestState:
@@ -40,25 +44,31 @@ class RequestState:
     `num_output_placeholders`: tokens scheduled but not delivered yet (asynchronous scheduling only); `status`:
     "waiting", "running", "preempted" or "finished"; `blocks`: ids of the held blocks where the pool knows them;
     `registered`: how many of them carry a hash; `hashes`: content hashes of the request's full blocks so far;
-    `segment`: where `UnsharedPool` keeps the blocks of an preempted request.
+    `num_drafts`: drafts that wait to be verified; `proposals`, `verifications`, `drafted` and `accepted`: how often drafts
+    were proposed and verified, and how many so far. `segment`: where `UnsharedPool` keeps the blocks of a preempted request.
     """
 
     __slots__ = (
+        "accepted",
         "arrival",
         "blocks",
+        "drafted",
         "hashes",
         "id",
         "max_output_tokens",
         "num_blocks",
         "num_computed_tokens",
+        "num_drafts",
         "num_output_placeholders",
         "num_output_tokens",
         "num_prompt_tokens",
         "priority",
+        "proposals",
         "registered",
         "request",
         "segment",
         "status",
+        "verifications",
     )
 
     def __init__(self, request: Request, max_model_len: int) -> None:
@@ -71,6 +81,7 @@ class RequestState:
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
+        self.num_drafts = self.proposals = self.verifications = self.drafted = self.accepted = 0
         self.status = "waiting"
         self.num_blocks = 0
         self.blocks: list[int] = []

@@ -27,8 +27,8 @@ class Step:
     `running`. `waiting` is in pop order. `sampled` are the scheduled requests that catch up with this step:
     `update_from_output` hands them a token. `free_blocks` is taken right after `schedule()`. `blocked` says why the
     head of the waiting queue stayed there: "seat" (`max_num_seqs` reached), "kv" (blocks, admission gate, watermark, or
-    a step that preempted), "budget" (token budget used up), None when nothing was left waiting. The fields from
-    `swapped_out` on are V0's.
+    a step that preempted), "budget" (token budget used up), None when nothing was left waiting. `drafts` is {id: drafts that the step verifies}, a part of `scheduled`; `padded` are the requests
+    whose drafts only fill up the batch and are all rejected. The fields from `swapped_out` on are V0's.
     """
 
     scheduled: dict[RequestId, int] = field(default_factory=dict)
@@ -43,6 +43,8 @@ class Step:
     sampled: list[RequestId] = field(default_factory=list)
     free_blocks: int = 0
     blocked: str | None = None
+    drafts: dict[RequestId, int] = field(default_factory=dict)
+    padded: set[RequestId] = field(default_factory=set)
     swapped_out: list[RequestId] = field(default_factory=list)
     swapped_in: list[RequestId] = field(default_factory=list)
     swapped: list[RequestId] = field(default_factory=list)
@@ -51,11 +53,16 @@ class Step:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one finished step delivered: ids that got a token, ids that finished, and the free blocks afterwards."""
+    """What one finished step delivered: ids that got a token, ids that finished, and the free blocks afterwards.
+
+    `accepted` is {id: accepted drafts} of all that were verified, `delivered` {id: tokens} of those that got several.
+    """
 
     tokens: list[RequestId]
     finished: list[RequestId]
     free_blocks: int
+    accepted: dict[RequestId, int] = field(default_factory=dict)
+    delivered: dict[RequestId, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -63,6 +63,8 @@ def request_of(record: Mapping[str, Any]) -> Request:
             arrival_time=record.get("arrival_time"),
             priority=int(record.get("priority", 0)),
             prompt=prompt,
+            accept=tuple(int(number) for number in record.get("accept") or ()),
+            drafts=tuple(int(number) for number in record.get("drafts") or ()),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WorkloadError(f"a request of the trace cannot be read: {error!r}") from error
@@ -80,6 +82,7 @@ def step_record(iteration: Iteration) -> dict[str, Any]:
             "pre": step.preempted,
             "new": step.new,
             "res": step.resumed,
+            "spec": {str(key): drafts for key, drafts in step.drafts.items()},
             "hit": {str(key): tokens for key, tokens in step.hits.items()},
             "swapout": step.swapped_out,
             "swapin": step.swapped_in,
@@ -90,6 +93,10 @@ def step_record(iteration: Iteration) -> dict[str, Any]:
         record.update(run=step.running, wait=step.waiting, nct=step.num_computed_tokens, free=step.free_blocks)
     record["tok"] = None if outcome is None else outcome.tokens
     if outcome is not None:
+        if outcome.accepted:
+            record["acc"] = {str(key): accepted for key, accepted in outcome.accepted.items()}
+        if outcome.delivered:
+            record["got"] = {str(key): tokens for key, tokens in outcome.delivered.items()}
         if outcome.finished:
             record["fin"] = outcome.finished
         record["free_end"] = outcome.free_blocks

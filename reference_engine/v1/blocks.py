@@ -89,34 +89,36 @@ class Contents:
     A prompt is a concatenation of stream prefixes (`Request.prompt`), output token k of a request is token k of the
     stream `o<id>`. A block's content is the runs of tokens in it and the hash of the block before it. As in vLLM
     (`v1/core/kv_cache_utils.py`) a hash stands for its content: 64 bits keep ten million blocks apart with a chance of
-    all but 3 in a million, and need no table of everything ever seen.
+    all but 3 in a million, and need no table of everything ever seen. With `lookahead` a block's hash also covers so many
+    tokens after it.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, lookahead: int = 0) -> None:
         self.block_size = block_size
+        self.lookahead = lookahead
 
     def extend(self, state: RequestState, full: int) -> None:
         """Fill `state.hashes` up to `full` blocks."""
         hashes = state.hashes
         before = hashes[-1] if hashes else -1
-        for runs in _block_runs(state.request, len(hashes), full, self.block_size):
+        for runs in _block_runs(state.request, len(hashes), full, self.block_size, self.lookahead):
             before = hash((before, runs))
             hashes.append(before)
 
 
-def _block_runs(request: Request, first: int, last: int, size: int) -> Iterator[tuple[Run, ...]]:
+def _block_runs(request: Request, first: int, last: int, size: int, ahead: int) -> Iterator[tuple[Run, ...]]:
     """The runs of stream tokens in each of the blocks first..last of a request's sequence."""
     prompt = request.prompt
     if prompt is None:
         prompt = ((f"p{request.id}", request.prompt_tokens),)
-    pieces = iter((*prompt, (f"o{request.id}", last * size)))
+    pieces = iter((*prompt, (f"o{request.id}", last * size + ahead)))
     stream, length = next(pieces)
     offset = 0  # where the piece begins
-    position = first * size
-    for _block in range(first, last):
-        end = position + size
+    position = first * size + (ahead if first else 0)
+    for block in range(first, last):
+        end = (block + 1) * size + ahead
         if offset <= position and end <= offset + length:  # nearly all blocks of a long piece
-            yield ((stream, position - offset, size),)
+            yield ((stream, position - offset, end - position),)
             position = end
             continue
         runs = []

@@ -34,6 +34,23 @@ class SemanticsProfile:
         watermark: the watermark setting exists (0.24.0).
         live_threshold: the long-prefill threshold is waived for a lone request, may adapt to the number of live
             requests, and `max_num_active_seqs` exists (0.31.0).
+        window_of_processed: tokens of the batches in flight keep the window's blocks, and count in what a request may hold
+            (0.28.0); before, computed tokens are taken as processed.
+        junction_stops: a prompt's chunk stops where its prefix was shared (0.28.0); before, only the first chunk is cut.
+        sparse_retention: window and state groups register only what a resend or a sibling can use (default since 0.32.0),
+            and state layers' chunks stop at the last block end below the known tokens, not at it.
+        reregisters_states: a state that a step holds counts as written in it, though it was registered before (0.32.0).
+        hash_lookahead: a block's hash covers the drafting head's next tokens too, and no block of a hit is dropped (0.33.0).
+        draft_slots: a separate draft model's input tokens: "seqs" (the whole budget is lowered by `max_num_seqs`),
+            "request" (one for each scheduled request, 0.28.0).
+        draft_padding: a waiting request with one token left to compute gets padding drafts beside running decodes: "none",
+            "waits" (0.28.0; where the model's length does not hold them it waits), "hit" (0.32.0; also alone after a
+            cache hit; where the model's length does not hold them there are none).
+        caches_in_update: accepted drafts are made findable when they are delivered, also without asynchronous
+            scheduling (0.33.0).
+        passes_over: a waiting request that gets no token is passed over instead of ending admission (0.33.0).
+        goes_on_after_self: under `priority` the walk goes on after a request that had to preempt itself (0.33.0).
+        prefill_interval: `prefill_schedule_interval` acts without data parallelism (0.33.0).
         usage_counts_null_block: the usage figure counts the null block as used (until 0.10.2).
     """
 
@@ -48,7 +65,18 @@ class SemanticsProfile:
     unhashed_first: bool = False
     watermark: bool = False
     live_threshold: bool = False
+    draft_slots: str = "seqs"
+    draft_padding: str = "none"
+    caches_in_update: bool = False
+    passes_over: bool = False
+    goes_on_after_self: bool = False
+    prefill_interval: bool = False
     usage_counts_null_block: bool = True
+    window_of_processed: bool = False
+    junction_stops: bool = False
+    sparse_retention: bool = False
+    reregisters_states: bool = False
+    hash_lookahead: bool = False
 
 
 def _history() -> tuple[SemanticsProfile, ...]:
@@ -61,8 +89,12 @@ def _history() -> tuple[SemanticsProfile, ...]:
         ("0.19.0", {"full_sequence_gate": True}),
         ("0.23.0", {"unhashed_first": True}),
         ("0.24.0", {"watermark": True}),
-        ("0.28.0", {"cursor": "position"}),
+        ("0.28.0", {"cursor": "position", "window_of_processed": True, "junction_stops": True}),
+        ("0.28.0", {"draft_slots": "request", "draft_padding": "waits"}),
         ("0.31.0", {"live_threshold": True}),
+        ("0.32.0", {"sparse_retention": True, "reregisters_states": True, "draft_padding": "hit"}),
+        ("0.33.0", {"reregisters_states": False, "hash_lookahead": True, "caches_in_update": True}),
+        ("0.33.0", {"passes_over": True, "goes_on_after_self": True, "prefill_interval": True}),
     )
     profiles = [SemanticsProfile()]
     for since, change in changes:

@@ -6,11 +6,14 @@ the `SemanticsProfile` of the configured version.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import SchedulerFailedError
 from reference_engine.model.request import Request, RequestState
 from reference_engine.model.step import Outcome, RequestId, Step
 from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, Pool
+from reference_engine.v1.drafts import DraftRules, accept_drafts, propose_drafts
 from reference_engine.v1.profile import profile_of
 from reference_engine.v1.queue import FcfsQueue, PriorityQueue, WaitingQueue
 
@@ -22,7 +25,43 @@ def _default_pool(config: EngineConfig) -> Pool:
     if not config.enable_prefix_caching:
         return CountedPool(usable)
     unhashed_first = profile_of(config.version).unhashed_first
-    return BlockPool(usable, Contents(config.block_size), unhashed_first)
+    contents = Contents(config.block_size, DraftRules.of(config, profile_of(config.version)).hash_lookahead)
+    return BlockPool(usable, contents, unhashed_first)
+
+
+class PrefillCadence:
+    """`prefill_schedule_interval`: prompts only in every so many steps, while others decode (0.33.0 on).
+
+    `interval` counts steps that compute something. A step that could not take all of the queue along lifts the hold
+    until the queue has been empty once.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self._since_prompt = interval
+        self._lifted = False
+
+    def holds(self, running: Sequence[RequestState]) -> bool:
+        """Whether prompts have to wait in the step that begins."""
+        if self.interval <= 1 or self._lifted or self._since_prompt >= self.interval:
+            return False
+        return any(state.num_computed_tokens >= state.num_prompt_tokens for state in running)
+
+    def count(
+        self, states: Mapping[RequestId, RequestState], scheduled: Iterable[RequestId], held: bool, waiting: int
+    ) -> None:
+        """A step is decided and not yet counted as computed."""
+        if self.interval <= 1:
+            return
+        chosen = [states[request_id] for request_id in scheduled]
+        if any(state.num_computed_tokens < state.num_prompt_tokens for state in chosen):
+            self._since_prompt = 0
+        if chosen:
+            self._since_prompt += 1
+        if not waiting:
+            self._lifted = False
+        elif not held:
+            self._lifted = True
 
 
 class V1Scheduler:
@@ -46,8 +85,13 @@ class V1Scheduler:
         self.gate = self.profile.full_sequence_gate and (gate is None or gate)
         fraction = (config.watermark or 0.0) if self.profile.watermark else 0.0
         self.watermark_blocks = int(fraction * config.num_blocks)
+        self.hit_unit = config.block_size
+        self.drafts = DraftRules.of(config, self.profile)
+        self.cadence = PrefillCadence(config.prefill_schedule_interval if self.profile.prefill_interval else 1)
         self._token_budget = 0
         self._threshold = 0
+        self._holds_prompts = False
+        self._just_dropped: dict[RequestId, RequestState] = {}
         self._listed: set[RequestId] = set()
 
     @property
@@ -70,15 +114,17 @@ class V1Scheduler:
     def schedule(self, now: float = 0.0) -> Step:
         """One step: running requests first, then (if nobody was preempted) the waiting queue from its head."""
         step = Step()
-        self._token_budget = self.config.max_num_batched_tokens
+        self._token_budget = self.config.max_num_batched_tokens - self.drafts.budget_share
         self._threshold = self._long_prefill_threshold()
         self._listed.clear()
+        self._holds_prompts = self.cadence.holds(self.running)
         self._schedule_running(step)
         if step.preempted:
             step.blocked = "kv"
         else:
             self._schedule_waiting(step)
         self._check(step)
+        self.cadence.count(self.states, step.scheduled, self._holds_prompts, len(self.waiting))
         self._advance(step)
         self._record(step)
         return step
@@ -96,21 +142,46 @@ class V1Scheduler:
                 preempted_req = self._choose_victim()
                 index = self._preempt_request(preempted_req, index, step)
                 if preempted_req is state:
-                    return
-            step.scheduled[state.id] = num_new_tokens
-            self._listed.add(state.id)
-            self._token_budget -= num_new_tokens
-            index += 1
+                    break
+            if state.status == "running":
+                self._take_along(state, num_new_tokens, step)
+                index += 1
+            elif not (self.by_priority and self.profile.goes_on_after_self):
+                return
+
+    def _take_along(self, state: RequestState, num_new_tokens: int, step: Step) -> None:
+        """Write a running request into the step; what reaches beyond its known tokens are drafts to verify."""
+        step.scheduled[state.id] = num_new_tokens
+        self._listed.add(state.id)
+        self._token_budget -= num_new_tokens + self.drafts.budget_slots
+        if state.num_drafts:
+            known = state.num_tokens + state.num_output_placeholders
+            drafts = state.num_computed_tokens + num_new_tokens - known
+            if drafts > 0:
+                step.drafts[state.id] = drafts
+            state.num_drafts = 0
 
     def _num_new_tokens(self, state: RequestState) -> int:
         """Tokens for a running request: what it lacks, within threshold, budget and model length."""
-        wanted = state.num_tokens + state.num_output_placeholders - state.num_computed_tokens
+        if self._holds_prompts and state.num_computed_tokens < state.num_prompt_tokens:
+            return 0
+        known = state.num_tokens + state.num_output_placeholders + state.num_drafts
+        wanted = known - state.num_computed_tokens
         if 0 < self._threshold < wanted:
             wanted = self._threshold
-        wanted = min(wanted, self._token_budget, self.config.max_model_len - 1 - state.num_computed_tokens)
+        budget = self._token_budget - self.drafts.budget_slots
+        wanted = min(wanted, budget, self.config.max_model_len - 1 - state.num_computed_tokens)
         if state.num_output_placeholders:
             wanted = min(wanted, self._async_tail(state))
-        return max(wanted, 0)
+        return self._leave_prompt_tail(state, state.num_computed_tokens, max(wanted, 0))
+
+    def _leave_prompt_tail(self, state: RequestState, start: int, num_new_tokens: int) -> int:
+        """Several MTP modules: a chunk ends with the known tokens or so many before their end."""
+        tail = self.drafts.prompt_tail
+        left = state.num_tokens - start - num_new_tokens
+        if 0 < left < tail:
+            return max(0, num_new_tokens - (tail - left))
+        return num_new_tokens
 
     def _async_tail(self, state: RequestState) -> int:
         """Tokens that a request with outputs in flight may still compute: none after its last token (0.11.1 on)."""
@@ -127,12 +198,12 @@ class V1Scheduler:
     def _allocate_slots(self, state: RequestState, num_new_tokens: int) -> bool:
         """Allocate for `num_new_tokens` more (kv_cache_manager.py: allocate_slots); False when blocks lack."""
         end = state.num_computed_tokens + num_new_tokens
-        new = self._num_blocks_for(end) - state.num_blocks
+        new = self._num_blocks_for(end + self.drafts.num_lookahead_tokens) - state.num_blocks
         if new > self.pool.num_free_blocks:
             return False
         if new > 0:
             self.pool.allocate_new_blocks(state, new)
-        self.pool.cache_blocks(state, min(end, state.num_tokens) // self.config.block_size)
+        self._cache_blocks(state, min(end, state.num_tokens))
         return True
 
     def _choose_victim(self) -> RequestState:
@@ -147,6 +218,7 @@ class V1Scheduler:
         del self.running[position]
         self.pool.free(preempted_req)
         preempted_req.num_computed_tokens = 0
+        preempted_req.num_drafts = 0
         preempted_req.status = "preempted"
         self.waiting.prepend_request(preempted_req)
         step.preempted.append(preempted_req.id)
@@ -155,6 +227,7 @@ class V1Scheduler:
             self._listed.discard(preempted_req.id)
             if self.profile.victim_rollback == "full":
                 self._token_budget += step.scheduled.pop(preempted_req.id)
+                step.drafts.pop(preempted_req.id, None)
         cursor = self.profile.cursor
         moved = (cursor == "scheduled" and scheduled) or (cursor == "position" and position < index)
         return index - 1 if moved else index
@@ -167,26 +240,64 @@ class V1Scheduler:
                 break
             state = self.waiting.peek_request()
             hit, unused = self._cache_hit(state)
-            start = state.num_computed_tokens + hit * self.config.block_size
+            start = state.num_computed_tokens + hit * self.hit_unit
             num_new_tokens = state.num_tokens - start
             if 0 < self._threshold < num_new_tokens:
                 num_new_tokens = self._threshold
-            if num_new_tokens > self._token_budget and self._whole_prompts_only():
+            if self._holds_prompts and num_new_tokens != 1:
+                break
+            padding = self._padding(state, start, num_new_tokens, step)
+            if padding is None:
+                break
+            if num_new_tokens + self.drafts.budget_slots > self._token_budget and self._whole_prompts_only():
                 if self.profile.unchunked_prompt == "stops":
                     break
                 skipped.append(self.waiting.pop_request())
                 continue
-            num_new_tokens = min(num_new_tokens, self._token_budget)
+            budget = self._token_budget - self.drafts.budget_slots
+            num_new_tokens = self._leave_prompt_tail(state, start, min(num_new_tokens + padding, budget))
+            if num_new_tokens <= 0 and budget > 0 and self.profile.passes_over:
+                skipped.append(self.waiting.pop_request())
+                continue
+            num_new_tokens = self._first_chunk(state, start, num_new_tokens)
+            if num_new_tokens <= 0:
+                break
             if not self._fits(state, start + num_new_tokens, hit, unused):
                 step.blocked = "kv"
                 break
             self._admit(self.waiting.pop_request(), start, num_new_tokens, hit, step)
+            if padding:
+                step.drafts[state.id] = padding
+                step.padded.add(state.id)
         if self.waiting and step.blocked is None:
             step.blocked = "seat" if len(self.running) >= self.max_num_running_reqs else "budget"
         elif skipped and step.blocked is None:
             step.blocked = "budget"
+        if self.profile.passes_over:
+            skipped.reverse()
         for state in skipped:  # 0.9.2 - 0.11.2: back to the front one by one, so in reversed order
             self.waiting.prepend_request(state)
+
+    def _padding(self, state: RequestState, start: int, num_new_tokens: int, step: Step) -> int | None:
+        """Padding drafts for a request with one token left beside running decodes (0.28.0 on); None: it has to wait."""
+        drafts, rule = self.drafts.num_spec_tokens, self.profile.draft_padding
+        if drafts == 0 or rule == "none" or num_new_tokens != 1:
+            return 0
+        hit = rule == "hit" and start > 0
+        if not (step.scheduled or hit) or self._runs_prompt(step):
+            return 0
+        longest = self.config.max_model_len
+        if rule == "hit" and start + 1 + drafts + 1 > longest:
+            return 0
+        if start + 1 + drafts > longest or 1 + drafts + self.drafts.budget_slots > self._token_budget:
+            return None
+        return drafts
+
+    def _runs_prompt(self, step: Step) -> bool:
+        """Whether a running request is scheduled that is inside its prompt."""
+        admitted = {*step.new, *step.resumed}
+        states = (self.states[i] for i in step.scheduled if i not in admitted)
+        return any(state.num_computed_tokens < state.num_prompt_tokens for state in states)
 
     def _whole_prompts_only(self) -> bool:
         return not (self.config.enable_chunked_prefill or self.profile.unchunked_prompt == "chunked")
@@ -195,7 +306,11 @@ class V1Scheduler:
         """Cached blocks at the start of a request, never its last token's; only for one that has computed nothing."""
         if state.num_computed_tokens:
             return 0, 0
-        return self.pool.get_computed_blocks(state, (state.num_tokens - 1) // self.config.block_size)
+        most = (state.num_tokens - max(1, self.drafts.hash_lookahead)) // self.config.block_size
+        hit, unused = self.pool.get_computed_blocks(state, max(0, most))
+        if hit and self.drafts.drops_block:
+            return self.pool.get_computed_blocks(state, hit - 1)
+        return hit, unused
 
     def _fits(self, state: RequestState, end: int, hit: int, unused: int) -> bool:
         """Blocks for the first chunk, and with the gate (0.19.0 on) those of all known tokens, are free now."""
@@ -204,11 +319,10 @@ class V1Scheduler:
             free -= self.watermark_blocks
         if self.gate and self._num_blocks_for(state.num_tokens) - hit + unused > free:
             return False
-        return self._num_blocks_for(end) - hit + unused <= free
+        return self._num_blocks_for(end + self.drafts.num_lookahead_tokens) - hit + unused <= free
 
     def _admit(self, state: RequestState, start: int, num_new_tokens: int, hit: int, step: Step) -> None:
-        self.pool.admit(state, hit, self._num_blocks_for(start + num_new_tokens) - hit)
-        self.pool.cache_blocks(state, min(start + num_new_tokens, state.num_tokens) // self.config.block_size)
+        self._take_first_blocks(state, start + num_new_tokens, hit)
         (step.resumed if state.status == "preempted" else step.new).append(state.id)
         if start:  # 0.9.2 - 0.11.0: also what a victim kept by mistake
             step.hits[state.id] = start
@@ -217,7 +331,21 @@ class V1Scheduler:
         self.running.append(state)
         step.scheduled[state.id] = num_new_tokens
         self._listed.add(state.id)
-        self._token_budget -= num_new_tokens
+        self._token_budget -= num_new_tokens + self.drafts.budget_slots
+
+    def _first_chunk(self, state: RequestState, start: int, num_new_tokens: int) -> int:
+        """Tokens of an admitted request's first chunk; 0 ends admission."""
+        return num_new_tokens
+
+    def _take_first_blocks(self, state: RequestState, end: int, hit: int) -> None:
+        """Give an admitted request the blocks that it hits and the new ones for its first `end` tokens."""
+        self.pool.admit(state, hit, self._num_blocks_for(end + self.drafts.num_lookahead_tokens) - hit)
+        self._cache_blocks(state, min(end, state.num_tokens))
+
+    def _cache_blocks(self, state: RequestState, num_tokens: int) -> None:
+        """Make the full blocks of a request's first `num_tokens` tokens findable."""
+        num_tokens = min(num_tokens, state.num_tokens - self.drafts.hash_lookahead) - self.drafts.uncached_tail
+        self.pool.cache_blocks(state, num_tokens // self.config.block_size)
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         """Blocks for a sequence of so many tokens, at most `max_model_len`."""
@@ -251,7 +379,9 @@ class V1Scheduler:
             state.num_computed_tokens += num_new_tokens
             caught_up = state.num_computed_tokens >= state.num_tokens + state.num_output_placeholders
             if self.config.async_scheduling:
-                state.num_output_placeholders += caught_up
+                if caught_up:
+                    state.num_output_placeholders += 1 + step.drafts.get(request_id, 0)
+                    state.num_drafts = self.drafts.num_spec_tokens
                 # 0.10.2 with priority: a victim that stays scheduled still has its older placeholder
                 caught_up = state.num_output_placeholders > 0
             if caught_up:
@@ -266,31 +396,56 @@ class V1Scheduler:
     def update_from_output(self, step: Step) -> Outcome:
         """Deliver a token to each sampled request, free those that finish (scheduler.py: update_from_output)."""
         outcome = Outcome([], [], 0)
+        dropped, self._just_dropped = self._just_dropped, {}
         for request_id in step.sampled:
             state = self.states.get(request_id)
             if state is None:  # finished or aborted while this step was in flight
+                if request_id in dropped:
+                    self._verify_drafts(dropped[request_id], step, outcome)
                 continue
-            state.num_output_tokens += 1
+            delivered = 1 + self._verify_drafts(state, step, outcome)
+            delivered = min(delivered, state.max_output_tokens - state.num_output_tokens)
+            state.num_output_tokens += delivered
             outcome.tokens.append(request_id)
+            if delivered > 1:
+                outcome.delivered[request_id] = delivered
             if self.config.async_scheduling:
-                self._replace_placeholder(state)
+                self._replace_placeholders(state, delivered)
+            elif self.drafts.num_spec_tokens:
+                state.num_drafts = propose_drafts(state, self.drafts.num_spec_tokens)
+                if self.profile.caches_in_update:
+                    self._cache_blocks(state, state.num_computed_tokens)
             if state.num_output_tokens >= state.max_output_tokens:
                 self._drop(state)
                 outcome.finished.append(request_id)
         outcome.free_blocks = self.pool.num_free_blocks
         return outcome
 
-    def _replace_placeholder(self, state: RequestState) -> None:
-        """Asynchronous: a placeholder became a token, which may complete a block (async_scheduler.py)."""
-        state.num_output_placeholders -= 1
+    def _verify_drafts(self, state: RequestState, step: Step, outcome: Outcome) -> int:
+        """The accepted drafts of a request in a step; the places of the rejected ones count as not computed."""
+        drafts = step.drafts.get(state.id, 0)
+        if drafts == 0:
+            return 0
+        accepted = 0
+        if state.id not in step.padded:
+            accepted = accept_drafts(state, drafts, self.config.acceptance)
+        outcome.accepted[state.id] = accepted
+        if state.num_computed_tokens > 0:
+            state.num_computed_tokens -= drafts - accepted
+        if state.num_output_placeholders > 0:
+            state.num_output_placeholders -= drafts - accepted
+        return accepted
+
+    def _replace_placeholders(self, state: RequestState, delivered: int) -> None:
+        """Asynchronous: placeholders became tokens, which may complete a block (async_scheduler.py)."""
+        state.num_output_placeholders -= delivered
         if state.num_output_placeholders < 0:
             raise SchedulerFailedError(
                 f"the asynchronous scheduler of vLLM {self.config.version} stops here with an AssertionError: request "
                 f"{state.id!r} got more tokens than it had placeholders"
             )
         if state.status == "running":
-            full = (state.num_computed_tokens - state.num_output_placeholders) // self.config.block_size
-            self.pool.cache_blocks(state, full)
+            self._cache_blocks(state, state.num_computed_tokens - state.num_output_placeholders)
 
     def _drop(self, state: RequestState) -> None:
         was, state.status = state.status, "finished"
@@ -300,3 +455,5 @@ class V1Scheduler:
         else:
             self.waiting.remove_request(state)
         del self.states[state.id]
+        if self.drafts.num_spec_tokens and self.config.async_scheduling:
+            self._just_dropped[state.id] = state
