@@ -1,4 +1,8 @@
-"""Three rooms, one direction: logscope sees parsers and reference_engine; neither sees the other, nor logscope."""
+"""Three packages, one direction: logscope sees parsers and reference_engine; neither sees the other, nor logscope.
+
+Within a package the rooms (folders) have an order too: a module imports from its own room and from those that stand before it in `ROOMS`,
+whether it does so when it is loaded, inside a function, or for a type alone.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,26 @@ NEVER = {
     "reference_engine": {"click", "rich", "plotly", "jinja2", "regex", "zstandard"},
     "logscope": set(),
 }
+
+# From the ground up. A module at a package's door is a room of its own.
+ROOMS = {
+    "parsers": ("lines", "families", "records", "envelopes", "sources", "reading", "reading.in_bulk"),
+    "reference_engine": ("model", "cost", "v1", "v0", "replay", "sketch", "traces"),
+    "logscope": (
+        *("sanitize", "wording", "errors", "atomic_files"),
+        *("server", "evidence", "log", "log.state"),
+        *("inference", "inference.windows", "inference.steps"),
+        *("diagnosis", "diagnosis.findings", "analysis"),
+        *("witness", "execution", "output.report", "output", "comparison", "live", "output.terminal"),
+        "commands",
+    ),
+}
+DOORS = {
+    "parsers": {"lines"},
+    "reference_engine": set(),
+    "logscope": {"analysis", "atomic_files", "comparison", "errors", "sanitize", "wording"},
+}
+MOST_MODULES = 14  # a folder; a newcomer should see about ten names
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -48,32 +72,20 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def run_time_only(tree: ast.Module) -> ast.Module:
-    """Without the bodies of `if TYPE_CHECKING:`, which do not run."""
-
-    class Strip(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-            self.generic_visit(node)
-            names = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
-            names |= {n.attr for n in ast.walk(node.test) if isinstance(n, ast.Attribute)}
-            return node.orelse if "TYPE_CHECKING" in names else node
-
-    return Strip().visit(tree)
-
-
 def graph(room: str, root: Path = ROOT) -> dict[str, set[str]]:
-    """Module → modules of the same room it imports when it is loaded or run."""
+    """Module → modules of the same package that it imports, also those it needs for a type alone."""
     known = modules(room, root)
     edges: dict[str, set[str]] = {}
     for module, path in known.items():
-        tree = run_time_only(parsed(path))
+        tree = parsed(path)
         edges[module] = set()
         for base, names in imports_of(tree, module, package=path.name == "__init__.py"):
             candidates = [f"{base}.{name}" for name in names]
             targets = {c for c in candidates if c in known}
             if len(targets) < max(1, len(names)) and base in known:
                 targets.add(base)
-            edges[module] |= targets - {module}
+            # what a package re-exports at its door is no need of its parts
+            edges[module] |= {t for t in targets if t != module and not module.startswith(f"{t}.")}
     return edges
 
 
@@ -117,6 +129,37 @@ def test_a_room_sees_only_the_rooms_below_it(room: str) -> None:
 @pytest.mark.parametrize("room", MAY_SEE)
 def test_imports_run_downhill_without_circles(room: str) -> None:
     assert " → ".join(circle(graph(room))) == ""
+
+
+def room_of(module: str) -> str:
+    """The room of a module below its package: its folder, or its own name where it stands at the package's door."""
+    inside = module.split(".")[1:]
+    path = ROOT.joinpath(*module.split("."))
+    return ".".join(inside if path.is_dir() or len(inside) == 1 else inside[:-1])
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_only_from_rooms_below_them(package: str) -> None:
+    place = {room: index for index, room in enumerate(ROOMS[package])}
+    uphill = [
+        f"{module} imports {target}"
+        for module, targets in graph(package).items()
+        if room_of(module) not in ("", "__main__")
+        for target in targets
+        if room_of(target) and place[room_of(module)] < place[room_of(target)]
+    ]
+    assert uphill == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_rooms_are_those_of_the_order_and_none_is_crowded(package: str) -> None:
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+    inside = {".".join(folder.relative_to(ROOT / package).parts) for folder in folders} - {""}
+    assert inside | DOORS[package] == set(ROOMS[package])
+    at_door = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert at_door == DOORS[package]
+    crowded = [folder for folder in folders if len(list(folder.glob("*.py"))) - 1 > MOST_MODULES]
+    assert crowded == []
 
 
 @pytest.mark.parametrize("room", MAY_SEE)

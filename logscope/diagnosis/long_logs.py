@@ -22,6 +22,7 @@ from logscope.inference.windows.observations import ENDPOINTS
 from logscope.log.stored_rows import StoredRows
 from logscope.server.engines import EngineLog
 from logscope.server.unsupported import widened
+from parsers.families.http import endpoint
 
 __all__ = ["Portion", "extrapolated", "replay_engine", "replay_worst", "worst_portion"]
 
@@ -209,8 +210,7 @@ def _arrivals(rows: Mapping[str, pl.LazyFrame | None]) -> Orders:
                 return found
     if http is None:
         return np.empty(0, np.int64)
-    last = pl.col("path").str.split("?").list.first().str.strip_chars_end("/").str.split("/").list.last()
-    answered = (pl.col("method") == "POST") & (pl.col("status") == 200) & last.is_in(ENDPOINTS)
+    answered = (pl.col("method") == "POST") & (pl.col("status") == 200) & endpoint().is_in(ENDPOINTS)
     return _orders(http.filter((pl.col("variant") == "access") & answered))
 
 

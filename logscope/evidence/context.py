@@ -13,10 +13,7 @@ from logscope.evidence.preemptions import Logged
 from logscope.evidence.windows import stats_windows
 from logscope.server.engines import EngineLog
 
-__all__ = ["PROBE_PATHS", "Context", "context_of", "without_client_text"]
-
-PROBE_PATHS = ("/health", "/ping", "/metrics")
-"""Paths that health checks and metrics scrapers call."""
+__all__ = ["Context", "context_of", "without_client_text"]
 
 # CUDA error: an illegal memory access was encountered; NCCL error in: …; Worker failed with error …; [Errno 28] No space left on device
 _FROM_ENGINE = re.compile(

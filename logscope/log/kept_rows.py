@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from logscope.evidence.context import PROBE_PATHS
 from logscope.log.stored_rows import StoredRows, StoredWriter
 from logscope.server.unsupported import GRAMMAR, POOLING_PATHS
+from parsers.families.http import PROBE_PATHS, endpoint
 from parsers.reading.columns import Lean
 from parsers.reading.events import Event
 from parsers.reading.frames import FrameBuilder
@@ -72,8 +72,7 @@ def _signs(family: str) -> list[pl.Expr]:
             params.str.contains(GRAMMAR),
         ]
     elif family == "http":
-        last = pl.col("path").str.split("?").list.first().str.split("/").list.last()
-        signs = [(pl.col("status") == 200) & last.is_in(POOLING_PATHS)]
+        signs = [(pl.col("status") == 200) & endpoint().is_in(POOLING_PATHS)]
     else:
         signs = [pl.col("device")]
     return [sign.alias(f"_sign{i}") for i, sign in enumerate(signs)]

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from logscope.server.settings import Configuration
+from parsers.families.http import endpoint
 
 __all__ = [
     "DECLINED",
@@ -182,8 +183,7 @@ def _is_pooling(more: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> 
     http = frames.get("http")
     if http is None or "path" not in http.columns or _any_above_zero(frames, "generation_throughput"):
         return False
-    last = pl.col("path").str.split("?").list.first().str.split("/").list.last()
-    return http.filter((pl.col("status") == 200) & last.is_in(POOLING_PATHS)).height > 0
+    return http.filter((pl.col("status") == 200) & endpoint().is_in(POOLING_PATHS)).height > 0
 
 
 def _pooling_is_set(more: Mapping[str, Any]) -> bool | None:

@@ -12,7 +12,10 @@ import regex
 
 from parsers.families.formats import Fields, Format, Reader, compile_template
 
-__all__ = ["FORMATS", "SCHEMA"]
+__all__ = ["FORMATS", "PROBE_PATHS", "SCHEMA", "endpoint"]
+
+PROBE_PATHS = ("/health", "/ping", "/metrics")
+"""Paths that health checks and metrics scrapers call."""
 
 SCHEMA: dict[str, pl.DataType] = {
     "client": pl.String(),
@@ -29,6 +32,12 @@ _ACCESS = regex.compile(
     r"""\s*+(?P<client>\S++)?(?:\s\d++)?\s?-\s["“](?P<method>[A-Z]++)\s(?P<path>\S++)\sHTTP/[\d.]++["”]\s(?P<status>\d{3})\b""",
     regex.VERBOSE,
 )
+
+
+def endpoint() -> pl.Expr:
+    """The last part of an access line's path, without its query: `completions` of `/v1/chat/completions?x=1`."""
+    path = pl.col("path").str.split("?").list.first().str.strip_chars_end("/")
+    return path.str.split("/").list.last()
 
 
 def _access(text: str) -> Fields | None:

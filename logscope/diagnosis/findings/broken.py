@@ -12,9 +12,10 @@ from typing import Any
 
 import polars as pl
 
-from logscope.evidence.context import PROBE_PATHS, Context, without_client_text
+from logscope.evidence.context import Context, without_client_text
 from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.evidence.windows import usual_interval
+from parsers.families.http import PROBE_PATHS
 
 __all__ = ["engine_crash", "engine_stall", "failed_start", "runtime_oom"]
 _DEAD = "dead|died|fatal|output_handler|worker_exc|rpc"

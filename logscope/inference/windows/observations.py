@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from logscope.inference.windows.log_clock import LogClock, Mark
+from parsers.families.http import endpoint
 
 __all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe"]
 
@@ -153,13 +154,11 @@ def _received_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
 
 def _access_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:
     """Answered calls of an endpoint that generates."""
-    return [
-        row
-        for row in _rows(frames.get("http"), _ACCESS, ("access",))
-        if row["method"] == "POST"
-        and row["status"] == 200
-        and (row["path"] or "").partition("?")[0].rstrip("/").rpartition("/")[2] in ENDPOINTS
-    ]
+    http = frames.get("http")
+    if http is None:
+        return []
+    answered = (pl.col("method") == "POST") & (pl.col("status") == 200) & endpoint().is_in(ENDPOINTS)
+    return _rows(http.filter(answered), _ACCESS, ("access",))
 
 
 def _probe_rows(frames: Mapping[str, pl.DataFrame]) -> list[Row]:

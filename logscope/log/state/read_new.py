@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from logscope.log.state.read_state import Entry, Memory, check_resumable, known_sources, locked
-from logscope.output.events import event_object, to_json
 from parsers.lines import Line, TextBlock
 from parsers.reading.by_line import Keep, SourceReader
-from parsers.reading.events import Coverage, Event, add_coverage
+from parsers.reading.events import Coverage, Event, add_coverage, event_row
 from parsers.reading.in_bulk.reader import Bulk, ReadOn
 from parsers.records.dates import RecordClock
 from parsers.records.record import Assembler, PlaceKey, Record, as_begun, is_open, may_continue, place_of
@@ -340,8 +339,8 @@ def new_events(
 
 def _mark(event: Event) -> str:
     """By what an event is known again in the next run."""
-    what = event_object(replace(event, source="", server=0))
-    return hashlib.sha256(to_json(what).encode()).hexdigest()[:32]
+    what = event_row(replace(event, source="", server=0))
+    return hashlib.sha256(repr(what).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _add_news(coverage: Coverage, now: Coverage, before: Coverage | None) -> None:
