@@ -33,7 +33,7 @@ from logscope.log import kept_rows as analysis_rows
 from logscope.log import span_on_disk as span_reading
 from logscope.log.frames import SETUP_FAMILIES, LineTexts, LogFrames, read_log
 from logscope.log.kept_rows import LARGE_FAMILIES
-from logscope.log.span import Moment, Span
+from logscope.log.span import Moment, Reading, Span
 from logscope.log.state.frames import read_with_state
 from logscope.log.stored_rows import columns_kept
 from logscope.output.json import analysis_document
@@ -174,7 +174,7 @@ def test_runs_with_a_state_are_told_the_same(tmp_path: Path, wanted: Any, small:
         log.write_text("\n".join(lines[:stop]) + "\n")
         log_b.write_text("\n".join(lines[: stop // 2]) + "\n")
         sources = expand([str(log_b), str(log)])
-        found = read_with_state(tmp_path / "state", sources, Span(), year=2026, wanted=wanted)
+        found = read_with_state(tmp_path / "state", sources, Reading(year=2026, wanted=wanted))
     assert set(found.stored) == (set(LARGE_FAMILIES) if wanted == "replay" else set())
     whole = read_log(sources, Span(), year=2026, wanted=None)
     assert analysis_document(analyze(found, replay=False)) == analysis_document(analyze(whole, replay=False))
@@ -186,7 +186,7 @@ def test_runs_with_a_state_are_told_the_same(tmp_path: Path, wanted: Any, small:
 def test_servers_read_side_by_side_are_told_the_same(tmp_path: Path, small: None) -> None:
     samples = ("v1-calm.log", "v1-under-pressure.log")
     names = [str(_plain(SAMPLES / name, tmp_path)) for name in samples]
-    found = read_fleet(expand(names), Span(), Serial(), year=2026)
+    found = read_fleet(expand(names), Reading(year=2026), Serial())
     whole = read_log(expand(names), Span(), year=2026, wanted=None)
     assert analysis_document(analyze(found, replay=False)) == analysis_document(analyze(whole, replay=False))
     rows = found.stored["request"]

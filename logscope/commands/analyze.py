@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from click.core import ParameterSource
 
 from logscope.commands.options import (
     Display,
-    Reading,
     display_options,
     given_settings,
     in_order,
@@ -30,10 +29,10 @@ from logscope.commands.options import (
     unit_option,
     write_document,
 )
+from logscope.log.span import Reading, Wanted
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
-    from logscope.log.kept_rows import Wanted
 
 __all__ = ["command"]
 
@@ -207,7 +206,7 @@ def command(
         wanted: Wanted = "findings" if no_replay else "replay"
         if outputs.frames is not None:
             wanted = "frames"
-        data = read_on(executor, opened, span, year=reading.year, state=state, wanted=wanted)
+        data = read_on(executor, opened, replace(reading, wanted=wanted), state=state)
         tell_and_check(data.coverage, display)
         if not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
             display.note(

@@ -53,12 +53,12 @@ def command(
     from logscope.execution.workers import Beside
     from logscope.inference.effort import Effort
     from logscope.log.frames import read_log
-    from logscope.log.span import Span, partly_read
+    from logscope.log.span import partly_read
     from logscope.output.terminal.answer import progress_bar
 
     sides = []
     for name in (before, after):
-        data = read_log(open_sources((name,), timezone=timezone), Span(), year=year)
+        data = read_log(open_sources((name,), timezone=timezone), year=year)
         tell_and_check(data.coverage, display)
         sides.append(data)
     with Beside() as others, progress_bar(quiet=display.quiet, color=display.color) as progress:

@@ -13,14 +13,13 @@ import click
 
 from logscope.atomic_files import write_whole
 from logscope.errors import NothingToWorkOn, remark
-from logscope.log.span import Moment, MomentType, Span, ZoneType
+from logscope.log.span import Moment, MomentType, Reading, Span, ZoneType
 
 if TYPE_CHECKING:
     from parsers.reading.events import Coverage
 
 __all__ = [
     "Display",
-    "Reading",
     "clock_options",
     "display_options",
     "given_settings",
@@ -56,14 +55,6 @@ class Display:
         """A remark on standard error, unless only results are wanted."""
         if not self.quiet:
             remark(sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Which records are read, and on which clock; `year` is that of the first record."""
-
-    span: Span
-    year: int | None
 
 
 source_argument = click.argument("sources", nargs=-1, metavar="[SOURCE]...")

@@ -13,7 +13,6 @@ import click
 
 from logscope.commands.options import (
     Display,
-    Reading,
     display_options,
     open_sources,
     reading_options,
@@ -21,6 +20,7 @@ from logscope.commands.options import (
     state_option,
     unit_option,
 )
+from logscope.log.span import Reading
 from parsers.reading.events import Coverage, Event
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _events(
     from logscope.log.span import cut, events_in
 
     if state is None:
-        return events_in(sources, coverage, reading.span, year=reading.year, keep=keep)
+        return events_in(sources, coverage, reading, keep)
     from logscope.log.state.read_new import new_events
 
     news = new_events(state / "parse", sources, coverage, year=reading.year, keep=keep)

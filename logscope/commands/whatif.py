@@ -6,7 +6,6 @@ import click
 
 from logscope.commands.options import (
     Display,
-    Reading,
     display_options,
     given_settings,
     json_option,
@@ -20,6 +19,7 @@ from logscope.commands.options import (
     write_document,
 )
 from logscope.errors import LogscopeError
+from logscope.log.span import Reading
 
 __all__ = ["command"]
 
@@ -58,7 +58,7 @@ def command(
     from logscope.analysis import analyze
     from logscope.execution.workers import Beside
     from logscope.inference.effort import Effort
-    from logscope.log.frames import read_log
+    from logscope.log.frames import read
     from logscope.output.json import whatif_document
     from logscope.output.terminal.answer import progress_bar
     from logscope.server.scenario import scenario_of
@@ -67,7 +67,7 @@ def command(
     changes = given_settings(settings, scenario=True)
     span = reading.span
     opened = open_sources(sources, timezone=span.zone, units=units, span=span)
-    data = read_log(opened, span, year=reading.year)
+    data = read(opened, reading)
     tell_and_check(data.coverage, display)
     with Beside() as others, progress_bar(quiet=display.quiet, color=display.color) as progress:
         found = analyze(data, with_advice=False, effort=Effort(seed, progress, others.map))

@@ -21,9 +21,8 @@ from logscope.diagnosis.verdict import RANK
 from logscope.execution.executors import Executor, RayCluster
 from logscope.execution.fleet_reading import read_fleet
 from logscope.inference.effort import Effort
-from logscope.log.frames import LogFrames, read_log
-from logscope.log.kept_rows import Wanted
-from logscope.log.span import Span
+from logscope.log.frames import LogFrames, read
+from logscope.log.span import Reading
 from logscope.server.engines import EngineLog, engine_logs
 
 __all__ = ["analyze_fleet", "analyze_on", "read_on", "server_rows", "servers_of"]
@@ -93,26 +92,15 @@ def _result(effort: Effort, task: _Task) -> EngineResult:
     return replace(found, log=bare, context=replace(found.context, log=bare, texts={}))
 
 
-def read_on(
-    executor: Executor,
-    sources: Sequence[Any],
-    span: Span,
-    *,
-    year: int | None = None,
-    state: Path | None = None,
-    wanted: Wanted = "replay",
-) -> LogFrames:
-    """Read `sources`, the streams in parallel where `executor` has several places to run; with `state` only what is new, one by one.
-
-    `wanted`: see `logscope.log.kept_rows`.
-    """
+def read_on(executor: Executor, sources: Sequence[Any], reading: Reading, *, state: Path | None = None) -> LogFrames:
+    """Read `sources`, the streams in parallel where `executor` has several places to run; with `state` only what is new, one by one."""
     if state is not None:
         from logscope.log.state.frames import read_with_state
 
-        return read_with_state(state / "analyze", sources, span, year=year, wanted=wanted)
+        return read_with_state(state / "analyze", sources, reading)
     if executor.width == 1 and not isinstance(executor, RayCluster):
-        return read_log(sources, span, year=year, wanted=wanted)
-    return read_fleet(sources, span, executor, year=year, wanted=wanted)
+        return read(sources, reading)
+    return read_fleet(sources, reading, executor)
 
 
 def analyze_on(

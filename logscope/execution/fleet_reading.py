@@ -13,9 +13,8 @@ from typing import Any
 import polars as pl
 
 from logscope.execution.executors import Executor
-from logscope.log.frames import LogFrames, read_log, within_span
-from logscope.log.kept_rows import Wanted
-from logscope.log.span import Span
+from logscope.log.frames import LogFrames, read, within_span
+from logscope.log.span import Reading
 from logscope.log.stored_rows import StoredRows
 from parsers.reading.by_line import MAX_SAMPLES
 from parsers.reading.events import Coverage, add_coverage
@@ -42,36 +41,27 @@ def stream_groups(sources: Sequence[Any]) -> list[list[int]]:
     return list(found.values())
 
 
-def read_fleet(
-    sources: Sequence[Any], span: Span, executor: Executor, *, year: int | None = None, wanted: Wanted = "replay"
-) -> LogFrames:
-    """`read_log`, with the sources of one stream as one task of `executor`.
+def read_fleet(sources: Sequence[Any], reading: Reading, executor: Executor) -> LogFrames:
+    """`logscope.log.frames.read`, with the sources of one stream as one task of `executor`.
 
     Streams in which the same pod, unit or host speaks are one server's: they are read once more, together.
     """
     groups = stream_groups(sources)
-    read = partial(_read, sources, span=span, executor=executor, year=year, wanted=wanted)
-    parts = read(groups)
+    read_parts = partial(_read_parts, sources, reading=reading, executor=executor)
+    parts = read_parts(groups)
     while (joined := _joined(parts)) is not None:
         again = [g for g in joined if not any(p.positions == tuple(g) for p in parts)]
         kept = [p for p in parts if list(p.positions) in joined]
-        parts = kept + read(again)
+        parts = kept + read_parts(again)
     data = _merged(sorted(parts, key=lambda p: p.positions), [s.name for s in sources])
-    return within_span(data, span) if span.needs_end else data
+    return within_span(data, reading.span) if reading.span.needs_end else data
 
 
-def _read(
-    sources: Sequence[Any],
-    groups: Sequence[Sequence[int]],
-    span: Span,
-    executor: Executor,
-    year: int | None,
-    wanted: Wanted,
+def _read_parts(
+    sources: Sequence[Any], groups: Sequence[Sequence[int]], reading: Reading, executor: Executor
 ) -> list[_Part]:
     # A span that counts from the end needs the end of all of them, and the time of each event until then.
-    task = partial(_read_group, span=span, year=year, wanted=wanted)
-    if span.needs_end:
-        task = partial(_read_group, span=Span(), year=year, wanted=None)
+    task = partial(read, reading=Reading(year=reading.year, wanted=None) if reading.span.needs_end else reading)
     items = [[sources[i] for i in group] for group in groups]
     shared = [all(_can_be_sent(s) for s in item) for item in items]
     sent_items = (item for item, sent in zip(items, shared, strict=True) if sent)
@@ -80,10 +70,6 @@ def _read(
         _Part(tuple(group), next(far) if sent else task(item))
         for group, item, sent in zip(groups, items, shared, strict=True)
     ]
-
-
-def _read_group(sources: Sequence[Any], span: Span, year: int | None, wanted: Wanted | None) -> LogFrames:
-    return read_log(sources, span, year=year, wanted=wanted)
 
 
 def _can_be_sent(source: Any) -> bool:

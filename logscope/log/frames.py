@@ -18,8 +18,8 @@ from typing import Any
 import polars as pl
 
 from logscope.evidence.finding import Evidence
-from logscope.log.kept_rows import AnalysisRows, Wanted
-from logscope.log.span import Span
+from logscope.log.kept_rows import AnalysisRows
+from logscope.log.span import Reading, Span, Wanted
 from logscope.log.span_on_disk import read_span
 from logscope.log.stored_rows import StoredRows
 from parsers.reading.by_line import Keep
@@ -28,7 +28,9 @@ from parsers.reading.frames import FrameBuilder
 from parsers.reading.in_bulk import read_frames
 from parsers.records.dates import to_epoch_us
 
-__all__ = ["EVIDENCE_FAMILIES", "SETUP_FAMILIES", "LineTexts", "LogFrames", "read_log", "within_span"]
+__all__ = ["EVIDENCE_FAMILIES", "SETUP_FAMILIES", "LineTexts", "LogFrames", "read", "read_log", "within_span"]
+
+_ALL = Span()
 _PACK = 512
 """So many lines are packed together, and unpacked to find one of them."""
 
@@ -167,25 +169,27 @@ class LogFrames:
 
 
 def read_log(
-    sources: Sequence[Any], span: Span, *, year: int | None = None, wanted: Wanted | None = "replay"
+    sources: Sequence[Any], span: Span = _ALL, *, year: int | None = None, wanted: Wanted | None = "replay"
 ) -> LogFrames:
-    """Read `sources` to their end; the span cuts everything but the server's own description.
+    """`read`, with what a `Reading` holds."""
+    return read(sources, Reading(span, year, wanted))
 
-    `wanted`: see `AnalysisRows`; None for all rows in memory.
-    """
+
+def read(sources: Sequence[Any], reading: Reading) -> LogFrames:
+    """Read `sources` to their end; the span cuts everything but the server's own description."""
     coverage = Coverage()
-    builder = AnalysisRows(wanted) if wanted is not None else FrameBuilder()
+    builder = FrameBuilder() if reading.wanted is None else AnalysisRows(reading.wanted)
     found = LogFrames({}, coverage)
 
     def line(source: str, number: int, text: str) -> None:
         found.texts[source, number] = text
 
-    if span.is_open:
+    if reading.span.is_open:
         read_frames(
             sources,
             coverage,
             builder,
-            year=year,
+            year=reading.year,
             keep=Keep(exceptions=True),
             take=lambda event: _take(found, builder, event),
             evidence=line,
@@ -193,10 +197,9 @@ def read_log(
     else:
         read_span(
             sources,
-            span,
+            reading,
             coverage,
             builder,
-            year=year,
             always=SETUP_FAMILIES,
             evidence=line,
             exception=lambda event: _take(found, builder, event),

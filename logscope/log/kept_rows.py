@@ -9,12 +9,11 @@ The events that an analysis looks at, in bounded memory: a family with a row for
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from logscope.log.span import Wanted
 from logscope.log.stored_rows import StoredRows, StoredWriter
 from logscope.server.unsupported import GRAMMAR, POOLING_PATHS
 from parsers.families.http import PROBE_PATHS, endpoint
@@ -22,7 +21,7 @@ from parsers.reading.columns import Lean
 from parsers.reading.events import Event
 from parsers.reading.frames import FrameBuilder
 
-__all__ = ["LARGE_FAMILIES", "AnalysisRows", "ThinRows", "Wanted", "marked", "thinned"]
+__all__ = ["LARGE_FAMILIES", "AnalysisRows", "ThinRows", "marked", "thinned"]
 LARGE_FAMILIES = ("request", "http", "iteration")
 """The families with a row for each request or step; all others have few."""
 
@@ -125,9 +124,6 @@ def _light(family: str, frame: pl.DataFrame) -> pl.DataFrame:
         *(pl.concat_str(pl.col(name), pl.lit("")).alias(name) for name in text),
     )
 
-
-Wanted = Literal["findings", "replay", "frames"]
-"""What is to be done with the rows: `findings` need those that stand for all, a `replay` some columns of any span, `frames` everything."""
 
 LARGE = 150_000
 """With so many rows a family is large."""

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import click
@@ -30,7 +30,9 @@ from parsers.reading.events import Coverage, Event
 __all__ = [
     "Moment",
     "MomentType",
+    "Reading",
     "Span",
+    "Wanted",
     "ZoneType",
     "check_something_read",
     "cut",
@@ -142,17 +144,28 @@ class Span:
         return found.astimezone(zone_of(self.zone)).replace(tzinfo=None)
 
 
+Wanted = Literal["findings", "replay", "frames"]
+"""What is to be done with the rows: `findings` need those that stand for all, a `replay` some columns of any span, `frames` everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a log is read: which `span` of it, the `year` of its first record, and what is `wanted` of its rows (None: all, in memory)."""
+
+    span: Span = Span()
+    year: int | None = None
+    wanted: Wanted | None = "replay"
+
+
 def events_in(
-    sources: Sequence[Any], coverage: Coverage, span: Span, *, year: int | None = None, keep: Keep = KEEP_EVENTS
+    sources: Sequence[Any], coverage: Coverage, reading: Reading, keep: Keep = KEEP_EVENTS
 ) -> Iterator[Event]:
-    """The events of `sources` within `span`, in the order of the input.
+    """The events of `sources` within a span, in the order of the input.
 
     A span that is relative to the log's end makes all events wait in memory until the end is known.
     """
-    events = read_events(sources, coverage, year=year, keep=keep)
-    if span.is_open:
-        return events
-    return cut(events, span)
+    events = read_events(sources, coverage, year=reading.year, keep=keep)
+    return events if reading.span.is_open else cut(events, reading.span)
 
 
 def cut(events: Iterable[Event], span: Span) -> Iterator[Event]:

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 from logscope.atomic_files import prefix
-from logscope.log.span import Span
+from logscope.log.span import Reading, Span
 from logscope.log.stored_rows import FrameFiles
 from parsers.envelopes.stamps import zone_of
 from parsers.reading.by_line import Keep
@@ -46,16 +46,15 @@ class _Exception:
 
 def read_span(
     sources: Sequence[Any],
-    span: Span,
+    reading: Reading,
     coverage: Coverage,
     builder: FrameBuilder,
     *,
-    year: int | None,
     always: frozenset[str],
     evidence: TakesLine,
     exception: Callable[[Event], None],
 ) -> None:
-    """Read `sources`, and give `builder` the events that `span` holds, numbered through; families of `always` are held whole.
+    """Read `sources`, and give `builder` the events that the span holds, numbered through; families of `always` are held whole.
 
     `evidence` gets the texts of all events that have one, `exception` the ends of tracebacks within the span. Raises OSError where
     there is no room for temporary files.
@@ -72,9 +71,9 @@ def read_span(
                 evidence(event.source, event.line, event.text)
 
         keep = Keep(exceptions=True)
-        read_frames(sources, coverage, files, year=year, keep=keep, take=take, evidence=evidence)
+        read_frames(sources, coverage, files, year=reading.year, keep=keep, take=take, evidence=evidence)
         paths = {Path(name).stem: Path(folder) / name for name in files.finish()}
-        _Cut(span, paths, builder, always).read(files.order, exceptions, exception)
+        _Cut(reading.span, paths, builder, always).read(files.order, exceptions, exception)
 
 
 class _Cut:

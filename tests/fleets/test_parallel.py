@@ -19,7 +19,7 @@ from logscope.execution.executors import ExecutorError, Processes, RayCluster, S
 from logscope.execution.fleet_analysis import analyze_fleet
 from logscope.execution.fleet_reading import read_fleet
 from logscope.log.frames import read_log
-from logscope.log.span import Moment, Span
+from logscope.log.span import Moment, Reading, Span
 from logscope.output.json import analysis_document
 from parsers.sources.source import expand
 from tests.conftest import SAMPLES
@@ -48,8 +48,8 @@ def test_a_fleet_is_read_as_one_log_after_the_other(tmp_path: Path) -> None:
     names = fleet(tmp_path)
     expected = read_log(expand(names), Span(), year=2026)
     with Serial() as one, Processes(2) as two:
-        assert_same(read_fleet(expand(names), Span(), one, year=2026), expected)
-        assert_same(read_fleet(expand(names), Span(), two, year=2026), expected)
+        assert_same(read_fleet(expand(names), Reading(year=2026), one), expected)
+        assert_same(read_fleet(expand(names), Reading(year=2026), two), expected)
 
 
 def test_a_pod_in_two_files_is_one_server(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_pod_in_two_files_is_one_server(tmp_path: Path) -> None:
     names = [str(tmp_path)]
     expected = read_log(expand(names), Span(), year=2026)
     assert max(f["server"].max() for f in expected.frames.values()) == 3  # type: ignore[type-var]
-    assert_same(read_fleet(expand(names), Span(), Serial(), year=2026), expected)
+    assert_same(read_fleet(expand(names), Reading(year=2026), Serial()), expected)
 
 
 @pytest.mark.parametrize("span", [Span(Moment(before_end_s=60)), Span(None, Moment(before_end_s=45))])
@@ -71,7 +71,7 @@ def test_a_span_counts_from_the_end_of_all_logs(span: Span, tmp_path: Path) -> N
     names = fleet(tmp_path)
     (tmp_path / "d.log").write_text("\n".join(quiet(600)) + "\n")
     expected = read_log(expand(names), span, year=2026)
-    found = read_fleet(expand(names), span, Serial(), year=2026)
+    found = read_fleet(expand(names), Reading(span, 2026), Serial())
     assert found.frames.keys() == expected.frames.keys()
     for family, frame in expected.frames.items():
         assert_frame_equal(found.frames[family], frame)
@@ -83,7 +83,7 @@ def test_what_cannot_be_read_is_counted_once(tmp_path: Path) -> None:
     names.append(str(tmp_path / "cut.log.gz"))
     expected = read_log(expand(names), Span(), year=2026)
     assert [Path(s["source"]).name for s in expected.coverage.skipped_sources] == ["cut.log.gz", "none.log"]
-    assert_same(read_fleet(expand(names), Span(), Serial(), year=2026), expected)
+    assert_same(read_fleet(expand(names), Reading(year=2026), Serial()), expected)
 
 
 def run(*args: str) -> Any:

@@ -18,7 +18,7 @@ import zstandard
 from logscope.execution.executors import RayCluster
 from logscope.execution.fleet_reading import read_fleet
 from logscope.log.frames import read_log
-from logscope.log.span import Span
+from logscope.log.span import Reading, Span
 from parsers.sources.source import expand
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.logs import fleet
@@ -118,7 +118,7 @@ def test_a_fleet_on_two_nodes(cluster: Any, tmp_path: Path) -> None:
             list(executor.map(square, [-1]))
         nodes = {place.partition(":")[0] for place in executor.map(where, range(8))}
         assert len(nodes) == 2
-        assert_same(read_fleet(expand(names), Span(), executor, year=2026), expected)
+        assert_same(read_fleet(expand(names), Reading(year=2026), executor), expected)
 
 
 def test_as_a_user_types_it(cluster: Any, logs: Path, plain: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from logscope.log.frames import read_log
-from logscope.log.span import Span
+from logscope.log.span import Reading, Span
 from logscope.log.state.frames import read_with_state
 from parsers.sources.object_stores import is_remote
 from parsers.sources.source import expand
@@ -98,7 +98,7 @@ def test_a_failing_store_is_a_loss_not_a_crash(memory: Any, monkeypatch: pytest.
 def test_state_goes_on_in_a_store(memory: Any, tmp_path: Path) -> None:
     for size in (len(TEXT) // 3, len(TEXT)):
         memory.pipe("/logs/a.log", TEXT[:size])
-        found = read_with_state(tmp_path / "state", expand(["memory://logs/a.log"]), Span(), year=2026)
+        found = read_with_state(tmp_path / "state", expand(["memory://logs/a.log"]), Reading(year=2026))
     expected = read_log(expand(["memory://logs/a.log"]), Span(), year=2026)
     assert found.coverage == expected.coverage
     assert found.frames["stats"].equals(expected.frames["stats"])

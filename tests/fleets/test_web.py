@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from logscope.commands.cli import cli
 from logscope.errors import LogscopeError
 from logscope.log.frames import LogFrames, read_log
-from logscope.log.span import Span
+from logscope.log.span import Reading, Span
 from logscope.log.state.frames import read_with_state
 from parsers.sources import object_stores as remote
 from parsers.sources.source import expand
@@ -122,7 +122,7 @@ def test_the_state_goes_on_behind_a_server_too(site: Site, tmp_path: Path) -> No
     for size in (len(TEXT) // 3, len(TEXT)):
         site.files["grown.log"] = TEXT[:size]
         url = f"{site.address}/plain/grown.log"
-        found = read_with_state(tmp_path / "state", expand([url]), Span(), year=2026)
+        found = read_with_state(tmp_path / "state", expand([url]), Reading(year=2026))
     expected = read(url)
     assert found.coverage == expected.coverage
     assert found.frames["stats"].equals(expected.frames["stats"])

@@ -18,7 +18,7 @@ from logscope.execution.fleet_reading import read_fleet
 from logscope.live.follow import live_lines, needed
 from logscope.live.monitor import Monitor
 from logscope.log.frames import read_log
-from logscope.log.span import Span
+from logscope.log.span import Reading, Span
 from logscope.log.state.frames import read_with_state
 from logscope.output.events import to_json
 from logscope.sanitize import OBEYED
@@ -104,7 +104,7 @@ def _check_growing(case: Case, folder: Path) -> None:
             out.write(data[at:to])
         at = to
         if what == "run":
-            found = read_with_state(state, expand([str(logs)]), Span(), year=YEAR)
+            found = read_with_state(state, expand([str(logs)]), Reading(year=YEAR))
         else:
             lossless &= what == "rotate"
             _happens(what, log, press)
@@ -179,7 +179,7 @@ def _check_fleet(case: Case, folder: Path) -> None:
     logs = folder / "logs"
     lay_out(case, logs)
     expected = read_log(expand([str(logs)]), Span(), year=YEAR)
-    assert_same(read_fleet(expand([str(logs)]), Span(), Serial(), year=YEAR), expected)
+    assert_same(read_fleet(expand([str(logs)]), Reading(year=YEAR), Serial()), expected)
     arguments: list[str | Path] = ["analyze", logs, "-v", "--jobs", "1", "--json", folder / "answer.json"]
     arguments += ["--html", folder / "out", "--plotlyjs", "cdn"]
     result = run(*arguments, *([] if case.facts["whole"] else ["--no-replay"]))

@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 from logscope.analysis import analyze
 from logscope.log.frames import read_log
-from logscope.log.span import Moment, Span
+from logscope.log.span import Moment, Reading, Span
 from logscope.log.state.frames import read_with_state
 from logscope.output.json import analysis_document
 from parsers.reading.in_bulk import reader as reading
@@ -126,7 +126,7 @@ def test_any_split_gives_the_answer_of_one_run(
                 rotate(folder, press)
                 log.touch()
             else:
-                found = read_with_state(state, expand([str(folder)]), Span(), year=YEAR)
+                found = read_with_state(state, expand([str(folder)]), Reading(year=YEAR))
         expected = read_log(expand([str(folder)]), Span(), year=YEAR)
         assert_same(found, expected)
         assert analysis_document(analyze(found, replay=False)) == analysis_document(analyze(expected, replay=False))
@@ -148,7 +148,7 @@ def test_a_real_log_in_many_runs(sample: str, tmp_path: Path) -> None:
     stops = sorted({chance.randrange(len(data)) for _ in range(6)} | {len(data)})
     for stop in stops:
         log.write_bytes(data[:stop])  # the same file, longer
-        found = read_with_state(tmp_path / "state", expand([str(log)]), Span(), year=YEAR)
+        found = read_with_state(tmp_path / "state", expand([str(log)]), Reading(year=YEAR))
     assert_same(found, read_log(expand([str(log)]), Span(), year=YEAR))
 
 
@@ -156,7 +156,7 @@ def test_only_the_news_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     log, state = tmp_path / "server.log", tmp_path / "state"
     lines = busy(minutes=200)
     log.write_text("\n".join(lines[:-3]) + "\n")
-    read_with_state(state, expand([str(log)]), Span(), year=YEAR)
+    read_with_state(state, expand([str(log)]), Reading(year=YEAR))
     fed = 0
     from parsers.records.record import Assembler
 
@@ -170,7 +170,7 @@ def test_only_the_news_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Assembler, "feed", counted)
     with log.open("a") as out:
         out.write("\n".join(lines[-3:]) + "\n")
-    found = read_with_state(state, expand([str(log)]), Span(), year=YEAR)
+    found = read_with_state(state, expand([str(log)]), Reading(year=YEAR))
     assert fed < 210
     assert found.coverage.lines == len(lines)
 
@@ -178,10 +178,10 @@ def test_only_the_news_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_log_that_was_deleted_still_counts(tmp_path: Path) -> None:
     log, state = tmp_path / "server.log", tmp_path / "state"
     log.write_text("\n".join(busy()) + "\n")
-    first = read_with_state(state, expand([str(log)]), Span(), year=YEAR)
+    first = read_with_state(state, expand([str(log)]), Reading(year=YEAR))
     log.unlink()
     log.write_text("\n".join(quiet(3600)) + "\n")
-    both = read_with_state(state, expand([str(log)]), Span(), year=YEAR)
+    both = read_with_state(state, expand([str(log)]), Reading(year=YEAR))
     assert both.frames["stats"].height == first.frames["stats"].height + 18
     assert both.frames["stats"]["run"].unique().to_list() == [0, 1]
 
@@ -189,10 +189,10 @@ def test_a_log_that_was_deleted_still_counts(tmp_path: Path) -> None:
 def test_a_log_copied_and_truncated_counts_once(tmp_path: Path) -> None:
     log, state = tmp_path / "server.log", tmp_path / "state"
     log.write_text("\n".join(busy()) + "\n")
-    read_with_state(state, expand([str(tmp_path / "*.log*")]), Span(), year=YEAR)
+    read_with_state(state, expand([str(tmp_path / "*.log*")]), Reading(year=YEAR))
     shutil.copyfile(log, tmp_path / "server.log.1")
     log.write_text("\n".join(quiet(3600)) + "\n")
-    found = read_with_state(state, expand([str(tmp_path / "*.log*")]), Span(), year=YEAR)
+    found = read_with_state(state, expand([str(tmp_path / "*.log*")]), Reading(year=YEAR))
     assert_same(found, read_log(expand([str(tmp_path / "*.log*")]), Span(), year=YEAR))
 
 
@@ -202,7 +202,7 @@ def test_a_span_is_cut_from_everything_that_was_read(tmp_path: Path) -> None:
     span = Span(Moment(before_end_s=60))
     for stop in (20, len(lines)):
         log.write_text("\n".join(lines[:stop]) + "\n")
-        found = read_with_state(state, expand([str(log)]), span, year=YEAR)
+        found = read_with_state(state, expand([str(log)]), Reading(span, YEAR))
     expected = read_log(expand([str(log)]), span, year=YEAR)
     for family, frame in expected.frames.items():
         assert_frame_equal(found.frames[family], frame)
@@ -213,13 +213,13 @@ def test_a_killed_run_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.
     log, state = tmp_path / "server.log", tmp_path / "state"
     lines = busy()
     log.write_text("\n".join(lines[:12]) + "\n")
-    read_with_state(state, expand([str(log)]), Span(), year=YEAR)
+    read_with_state(state, expand([str(log)]), Reading(year=YEAR))
     log.write_text("\n".join(lines) + "\n")
     with monkeypatch.context() as patched:
         patched.setattr("logscope.log.state.read_state.write_whole", _killed)
         with pytest.raises(KeyboardInterrupt):
-            read_with_state(state, expand([str(log)]), Span(), year=YEAR)
-    found = read_with_state(state, expand([str(log)]), Span(), year=YEAR)
+            read_with_state(state, expand([str(log)]), Reading(year=YEAR))
+    found = read_with_state(state, expand([str(log)]), Reading(year=YEAR))
     assert_same(found, read_log(expand([str(log)]), Span(), year=YEAR))
 
 
@@ -230,6 +230,6 @@ def _killed(*_: object) -> None:
 def test_no_text_of_the_log_stands_in_the_state(tmp_path: Path) -> None:
     log, state = tmp_path / "server.log", tmp_path / "state"
     log.write_text(PLAIN.replace("two", "SECRET"))
-    read_with_state(state, expand([str(log)]), Span(), year=YEAR)
+    read_with_state(state, expand([str(log)]), Reading(year=YEAR))
     assert not any(b"SECRET" in path.read_bytes() for path in state.iterdir())
     assert (state / "state.json").exists()

@@ -17,9 +17,9 @@ from logscope.atomic_files import whole_file
 from logscope.evidence.finding import Evidence
 from logscope.log import kept_rows as analysis_rows
 from logscope.log.frames import EVIDENCE_FAMILIES, LogFrames, within_span
-from logscope.log.kept_rows import LARGE_FAMILIES, ThinRows, Wanted
+from logscope.log.kept_rows import LARGE_FAMILIES, ThinRows
 from logscope.log.parquet import RowGroups
-from logscope.log.span import Span
+from logscope.log.span import Reading, Wanted
 from logscope.log.state.read_new import SETTLED, News, read_news
 from logscope.log.state.read_state import Entry, Memory, locked
 from logscope.log.stored_rows import FrameFiles, Numbers, StoredRows
@@ -171,33 +171,31 @@ class _Collector:
         self.memory.last = [[server, name, us] for (server, name), us in builder.last_times().items()]
 
 
-def read_with_state(
-    folder: Path, sources: Sequence[Any], span: Span, *, year: int | None = None, wanted: Wanted = "replay"
-) -> LogFrames:
+def read_with_state(folder: Path, sources: Sequence[Any], reading: Reading) -> LogFrames:
     """Read what is new since the last run with this `folder`, and give the frames of everything that was read so far.
 
     Large families are thinned, as by `logscope.log.frames.read_log`, where the span is open. Raises StateError for a folder that cannot be used and for sources that cannot be read on.
     """
     with locked(folder):
-        memory = Memory.load(folder, {"year": year})
+        memory = Memory.load(folder, {"year": reading.year})
         memory.runs += 1
         with closing(FrameFiles(folder, f"{memory.runs:08}.")) as files:
             collector = _Collector(memory, files)
             news = News()
             keep, bulk = Keep(exceptions=True), collector.bulk
-            for event, entry, standing in read_news(sources, memory, news, year=year, keep=keep, in_bulk=bulk):
+            for event, entry, standing in read_news(sources, memory, news, year=reading.year, keep=keep, in_bulk=bulk):
                 collector.take(event, entry, standing == SETTLED)
             collector.end()
             written = files.finish()
         kept = _kept_tails(folder, memory, {e.id for e in news.present})
         tails = [{**c.builder.frames(), **c.lines()} for c in collector.tails.values()]
         _write(folder, memory, written, collector.settled.lines(), _joined([kept, *tails]))
-        large = large_families(folder, memory.segments) if span.is_open else {}
+        large = large_families(folder, memory.segments) if reading.span.is_open else {}
         small = [name for name in memory.segments if name.split(".")[-2] not in large]
         frames = _joined(_segments(folder, small))
         if large:
-            return _of_large(frames, large, memory, news, wanted)
-    return within_span(_as_one_run(frames, memory, news), span)
+            return _of_large(frames, large, memory, news, reading.wanted)
+    return within_span(_as_one_run(frames, memory, news), reading.span)
 
 
 def _kept_tails(folder: Path, memory: Memory, present: set[int]) -> Frames:
@@ -279,7 +277,7 @@ def _as_one_run(frames: Frames, memory: Memory, news: News) -> LogFrames:
 
 
 def _of_large(
-    frames: Frames, large: Mapping[str, Sequence[Path]], memory: Memory, news: News, wanted: Wanted
+    frames: Frames, large: Mapping[str, Sequence[Path]], memory: Memory, news: News, wanted: Wanted | None
 ) -> LogFrames:
     """`_as_one_run` where some families are only on the disk: events keep the order that it gives, but are not numbered through."""
     entries = _reading_order(memory, news)
