@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from reference_engine.cost.step_time import StepTime
-from reference_engine.model.config import EngineConfig
+from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.model.errors import ConfigError, NoProgressError, WorkloadError
 from reference_engine.model.ledger import (
     BUDGET,
@@ -27,7 +27,7 @@ from reference_engine.model.ledger import (
     chunk_kind,
 )
 from reference_engine.model.request import Request
-from reference_engine.model.step import Iteration, RequestId, Scheduler, Step, StepLog
+from reference_engine.model.step import Iteration, Outcome, RequestId, Scheduler, Step, StepLog
 from reference_engine.replay.clock import ReplayClock, batch_duration
 from reference_engine.v0.step import V0Step
 from reference_engine.v1.scheduler import V1Scheduler
@@ -146,8 +146,9 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
     """The scheduler class that `config.engine` names, for `config.version`.
 
     Raises:
-        ConfigError: the engine is neither "vllm-v1" nor "vllm-v0".
+        ConfigError: the engine is neither "vllm-v1" nor "vllm-v0", or no engine could run with the configuration.
     """
+    check_config(config)
     if config.engine == "vllm-v1":
         return V1Scheduler(config)
     if config.engine == "vllm-v0":
@@ -159,7 +160,10 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
 
 @dataclass(slots=True)
 class PlainBatch:
-    """A step on the device. `own`: prefill and recompute tokens of each scheduled request; `kinds`: their labels."""
+    """A step on the device. `own`: prefill and recompute tokens of each scheduled request; `kinds`: their labels.
+
+    `drafts`: tokens that are verified; each costs what a prefill token costs, but is part of decoding.
+    """
 
     step: Step
     start: int
@@ -169,6 +173,12 @@ class PlainBatch:
     prefill_tokens: int
     decode_requests: int
     kv_tokens: int
+    drafts: int
+
+
+def tokens_of(outcome: Outcome) -> int:
+    """Tokens that a step delivered, with those of accepted drafts."""
+    return len(outcome.tokens) + sum(outcome.delivered.values()) - len(outcome.delivered)
 
 
 class PlainReplay(ReplayClock[PlainBatch]):
@@ -234,28 +244,32 @@ class PlainReplay(ReplayClock[PlainBatch]):
         """What the step computes, and so how long it takes."""
         own: dict[RequestId, int] = {}
         kinds: dict[RequestId, int] = {}
-        decodes = kv_tokens = 0
+        decodes = kv_tokens = drafts = 0
         for request_id, (start, end) in step.spans.items():
             record = self.records[request_id]
             kind = chunk_kind(start, record.request.prompt_tokens, record.reached)
             kinds[request_id] = kind
-            own[request_id] = 0 if kind == DECODE else end - start
+            unverified = step.drafts.get(request_id, 0)
+            own[request_id] = 0 if kind == DECODE else end - start - unverified
+            drafts += unverified
             decodes += kind == DECODE
             kv_tokens += end
             record.recomputed += max(0, min(end, record.reached) - start)
-            record.reached = max(record.reached, end)
+            record.reached = max(record.reached, end - unverified)
         prefill = sum(own.values())
         duration = 0
         if kinds or self._takes_time():
-            duration = batch_duration(self.step_time, prefill, decodes, kv_tokens, len(kinds))
+            duration = batch_duration(self.step_time, prefill + drafts, decodes, kv_tokens, len(kinds))
         start = max(self.now, self.in_flight[-1].end) if self.in_flight else self.now
-        return PlainBatch(step, start, start + duration, own, kinds, prefill, decodes, kv_tokens)
+        return PlainBatch(step, start, start + duration, own, kinds, prefill, decodes, kv_tokens, drafts)
 
     def _complete(self, batch: PlainBatch) -> None:
         self._write_ledgers(batch)
         outcome = self.scheduler.update_from_output(batch.step)
         for request_id in outcome.tokens:
-            self._deliver(self.records[request_id], batch.end)
+            self._deliver(self.records[request_id], batch.end, outcome.delivered.get(request_id, 1))
+        if outcome.accepted:
+            self._note_accepted(outcome)
         for request_id in outcome.finished:
             self._end(request_id, "finished", batch.end)
         if isinstance(batch.step, V0Step):  # V0 credits every chunk, also of a recompute
@@ -277,15 +291,23 @@ class PlainReplay(ReplayClock[PlainBatch]):
                 len(batch.step.running),
                 len(batch.step.waiting) + len(batch.step.swapped),
                 len(batch.step.preempted) + len(batch.step.swapped_out),
-                len(outcome.tokens),
+                tokens_of(outcome),
                 len(outcome.finished),
             )
         self.steps += 1
         self._guard.watch(Iteration(self.turns, [], batch.step, outcome))
 
-    def _deliver(self, record: RequestRecord, time: int) -> None:
-        record.output += 1
-        self.generated_tokens += 1
+    def _note_accepted(self, outcome: Outcome) -> None:
+        """Accepted drafts are computed tokens; those of a request that was preempted meanwhile are lost again."""
+        running = set(self.decided.running)
+        for request_id, accepted in outcome.accepted.items():
+            if request_id in running:
+                self.records[request_id].reached += accepted
+
+    def _deliver(self, record: RequestRecord, time: int, tokens: int) -> None:
+        """Tokens that come together: one gap since the last ones."""
+        record.output += tokens
+        self.generated_tokens += tokens
         if record.first_token is None:
             record.first_token = time
             if self.config.engine == "vllm-v1":
@@ -326,6 +348,7 @@ class PlainReplay(ReplayClock[PlainBatch]):
         """The part of a batch's time that comes from the prefill and recompute tokens of others."""
         if own == batch.prefill_tokens:
             return 0
-        without = batch_duration(self.step_time, own, batch.decode_requests, batch.kv_tokens, len(batch.kinds))
+        tokens = own + batch.drafts
+        without = batch_duration(self.step_time, tokens, batch.decode_requests, batch.kv_tokens, len(batch.kinds))
         duration = batch.end - batch.start
         return max(0, duration - without)

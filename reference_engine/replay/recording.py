@@ -74,7 +74,7 @@ class PhaseTracker:
             if lane is None:
                 continue
             name = "recompute" if start < lane.reached else "prefill" if start < lane.prompt_tokens else "decode"
-            lane.reached = max(lane.reached, end)
+            lane.reached = max(lane.reached, end - step.drafts.get(request_id, 0))
             self._enter(request_id, name, at)
         self.end(step.ignored, at)
 
