@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from logscope.evidence.finding import Finding
-from logscope.evidence.windows import FULL_PCT, bound_of
+from logscope.evidence.windows import bound_of
 from logscope.wording import LOST_TO
 
 __all__ = ["PROVEN", "RANK", "pressure_of_windows", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
@@ -68,7 +68,7 @@ def verdict_of_windows(findings: Sequence[Finding], windows: pl.DataFrame | None
     if windows is None or windows.height < 2:
         return "not-enough-evidence"
     if windows["waiting"].max() == 0:
-        busy = windows.filter(pl.col("kv_pct").fill_null(0) >= FULL_PCT)
+        busy = windows.filter(pl.col("full"))
         return "healthy" if busy.height == 0 else "not-enough-evidence"
     if windows["aggregated"].any():
         return "not-enough-evidence"  # a mean over engines hides which one is full

@@ -10,7 +10,7 @@ import polars as pl
 
 from logscope.evidence.finding import Evidence
 from logscope.evidence.preemptions import Logged
-from logscope.evidence.windows import stats_windows
+from logscope.evidence.windows import full_pct, stats_windows
 from logscope.server.engines import EngineLog
 
 __all__ = ["Context", "context_of", "without_client_text"]
@@ -49,7 +49,7 @@ def context_of(
     log: EngineLog, logged: Logged, texts: Mapping[tuple[str, int], str], exceptions: list[Evidence]
 ) -> Context:
     """Prepare an engine's context."""
-    context = Context(log, stats_windows(log.get("stats")), logged, texts, exceptions)
+    context = Context(log, stats_windows(log.get("stats"), full_pct(log.facts)), logged, texts, exceptions)
     if not context.served:
         return context
     return replace(context, exceptions=[replace(e, text=without_client_text(e.text)) for e in exceptions])

@@ -6,7 +6,10 @@ from datetime import timedelta
 
 import polars as pl
 
-__all__ = ["FULL_PCT", "NEARLY_FULL_PCT", "bound_of", "stats_windows", "usual_interval"]
+from logscope.server.engines import EngineFacts
+from reference_engine.model.kv_group import groups_from_records, next_blocks
+
+__all__ = ["FULL_PCT", "NEARLY_FULL_PCT", "bound_of", "full_pct", "stats_windows", "usual_interval"]
 
 FULL_PCT = 95.0
 """KV usage (percent, as printed) from which the cache counts as full: the line is taken after finished requests were freed."""
@@ -16,10 +19,10 @@ ENOUGH_GAPS = 4
 NEARLY_FULL_PCT = 90.0
 
 
-def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
+def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.DataFrame | None:
     """One row a statistics line that shows the queues, in the order of the log.
 
-    Columns: start, end (record's clock), interval_s, running, waiting, swapped, kv_pct, prompt_tps, generation_tps (tokens/s, means
+    Columns: start, end (record's clock), interval_s, running, waiting, swapped, kv_pct, full (from `full_pct` on), prompt_tps, generation_tps (tokens/s, means
     over the interval), idle (no tokens), deferred (of `waiting`: held back by a grammar, a transfer or a LoRA limit), aggregated (means over several engines), source, line, order. None where there is no such line.
     """
     if stats is None or "running" not in stats.columns:
@@ -41,6 +44,7 @@ def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
         line=pl.col("line"),
         order=pl.col("order"),
     )
+    frame = frame.with_columns(full=pl.col("kv_pct").fill_null(0) >= full_pct)
     gaps = frame["end"].diff().dt.total_microseconds() / 1e6
     usual = _usual(gaps)
     start = frame["end"].shift(1)
@@ -52,6 +56,20 @@ def stats_windows(stats: pl.DataFrame | None) -> pl.DataFrame | None:
     )
 
 
+def full_pct(facts: EngineFacts) -> float:
+    """KV usage (percent) from which a server's cache is full: what is free is less than a running request's next block.
+
+    In a small cache that many groups share this comes far below 95 %: of 47 blocks three are free at 93.6 %, and a request
+    with one group of attention and three of states asks for four.
+    """
+    blocks, groups = facts.config.get("num_blocks"), facts.config.get("kv_groups")
+    if not blocks or not groups or blocks < 2:
+        return FULL_PCT
+    lacking = next_blocks(groups_from_records(groups)) - 1
+    # one decimal is printed
+    return min(FULL_PCT, 100 * (1 - lacking / (int(blocks) - 1)) - 0.051)
+
+
 def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     """What kept each window's queue from being admitted: "kv", "seats", "both", or null (no queue, or neither).
 
@@ -59,8 +77,8 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     with room in the cache a few free ones count as taken. Deferred requests wait for neither.
     """
     queue = pl.col("waiting") - pl.col("deferred").fill_null(0) > 0
-    full = pl.col("kv_pct").fill_null(0) >= FULL_PCT
-    room = pl.col("kv_pct").fill_null(0) < NEARLY_FULL_PCT
+    full = pl.col("full")
+    room = ~full & (pl.col("kv_pct").fill_null(0) < NEARLY_FULL_PCT)
     taken, nearly = pl.lit(value=False), pl.lit(value=False)
     if seats:
         taken = ~pl.col("aggregated") & (pl.col("running") >= seats)

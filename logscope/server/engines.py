@@ -10,9 +10,11 @@ from typing import Any
 import polars as pl
 
 from logscope.server.defaults import fill_defaults
+from logscope.server.kv_groups import layout_of
 from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
 from reference_engine.model.config import EngineConfig
+from reference_engine.model.kv_group import group_record, groups_from_records, several_groups
 
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
 
@@ -123,7 +125,7 @@ def _facts(
     if configuration.values.get("block_size") is None and kv.tokens is None:
         configuration.set("block_size", _block_size_of(rows, kv.num_blocks), "measured")
     fill_defaults(configuration, engine, version, device)
-    kv = _complete(kv, configuration)
+    kv = _in_groups(kv, configuration, rows, version) or _complete(kv, configuration)
     start, end = _span(frames)
     return EngineFacts(
         server,
@@ -233,6 +235,24 @@ def _kv_cache(rows: list[dict[str, Any]], configuration: Configuration, engine: 
     return KvCache(min(tokens) if tokens else None, blocks, size, int(gib * 2**30) if gib else None)
 
 
+def _in_groups(
+    kv: KvCache, configuration: Configuration, rows: list[dict[str, Any]], version: str | None
+) -> KvCache | None:
+    """The cache of a model with several KV-cache groups, where the log (or the user) says which; else None."""
+    told = [r["max_concurrency"] for r in rows if r.get("max_concurrency")]
+    known = {**configuration.values, "num_blocks": kv.num_blocks}
+    layout = layout_of(known, configuration.more, version, kv.tokens, told[-1] if told else None)
+    if layout is None:
+        return None
+    size = layout.groups[0].block_size
+    if layout.basis != "given":
+        configuration.set("kv_groups", [group_record(group) for group in layout.groups], layout.basis)
+    configuration.set("block_size", size, "measured" if kv.block_size == size else layout.basis)
+    if kv.num_blocks is None:
+        configuration.set("num_blocks", layout.num_blocks, "inferred")
+    return KvCache(kv.tokens, layout.num_blocks, size, kv.bytes)
+
+
 def _complete(kv: KvCache, configuration: Configuration) -> KvCache:
     size = configuration.values.get("block_size")
     blocks, tokens = configuration.values.get("num_blocks"), kv.tokens
@@ -282,5 +302,7 @@ def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) 
         watermark=value["watermark"],
         async_scheduling=asynchronous in (True, "enabled"),
         num_cpu_blocks=int(more.get("num_cpu_blocks") or 0),
+        kv_groups=several_groups(groups_from_records(value["kv_groups"])) if value["kv_groups"] else None,
+        num_spec_tokens=value["num_spec_tokens"] or 0,
         preemption_mode=more.get("preemption_mode") if more.get("preemption_mode") in ("recompute", "swap") else None,
     )

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from reference_engine.model.errors import ConfigError
+from reference_engine.model.kv_group import group_record, groups_from_records
+
 __all__ = ["SETTINGS", "Configuration", "SettingError", "gather", "parse_settings"]
 
 SETTINGS: dict[str, type] = {
@@ -25,6 +28,9 @@ SETTINGS: dict[str, type] = {
     "kv_cache_dtype": str,
     "tensor_parallel_size": int,
     "pipeline_parallel_size": int,
+    "num_spec_tokens": int,
+    "acceptance": float,
+    "kv_groups": list,
 }
 """The keys of `--set` that describe a server, in the order in which they are shown."""
 
@@ -60,6 +66,9 @@ _MORE = (
     "pooler_config",
     "supported_tasks",
     "architecture",
+    "mamba_cache_mode",
+    "kv_group_sizes",
+    "padding_pct",
     "prefill_context_parallel_size",
     "decode_context_parallel_size",
     "device",
@@ -174,6 +183,8 @@ def _fit(name: str, value: Any) -> Any:
     if kind is str:
         text = str(value)
         return text if text and text != "None" else None
+    if kind is list:
+        return value if isinstance(value, list) else None
     if isinstance(value, bool):
         return None
     try:
@@ -205,6 +216,8 @@ def parse_settings(pairs: Iterable[str], *, scenario: bool = False) -> dict[str,
 def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
     if kind is str:
         return text
+    if kind is list:
+        return _parse_groups(text)
     if kind is bool:
         value = {
             "true": True,
@@ -228,6 +241,15 @@ def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
     if kind is int and number != int(number):
         raise SettingError(f"--set {pair}: {name} is a whole number")
     return int(number) if kind is int else number
+
+
+def _parse_groups(text: str) -> list[dict[str, Any]]:
+    """The KV-cache groups of `--set kv_groups=[{"kind": "full", "block_size": 16}, …]`."""
+    try:
+        return [group_record(group) for group in groups_from_records(json.loads(text))]
+    except ValueError as error:  # a ConfigError too
+        said = str(error) if isinstance(error, ConfigError) else "kv_groups is a JSON list of objects"
+        raise SettingError(f"--set kv_groups: {said}") from None
 
 
 _POSITIVE = (

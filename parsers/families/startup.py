@@ -215,6 +215,14 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "Resolved architecture: LlamaForCausalLM",
     ),
     (
+        "mamba_cache_mode",
+        "any",
+        "0.14.0..0.33.0",
+        _INFO,
+        "Mamba cache mode is set to '{mamba_cache_mode}' for {architecture} by default when prefix caching is enabled",
+        "Mamba cache mode is set to 'align' for Qwen3NextForCausalLM by default when prefix caching is enabled",
+    ),
+    (
         "kvdtype",
         "any",
         "0.3.0..0.33.0",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from reference_engine.model.errors import ConfigError, WorkloadError
+from reference_engine.model.kv_group import KvGroup, alignment_of
 from reference_engine.model.request import Request
 
 __all__ = ["EngineConfig", "check_config", "check_request", "check_workload"]
@@ -23,6 +24,8 @@ class EngineConfig:
     `num_spec_tokens`: drafts a step of speculative decoding (0: off), proposed by `spec_method`; `mtp_layers`: its MTP
     modules. `acceptance`: share of the drafts that are accepted, for requests that do not say themselves.
     `prefill_schedule_interval`: prompts only in every so many steps while others decode (0.33.0 on).
+    `kv_groups`: the groups where they are not one group of full attention with `block_size`; `retention_interval`: "dense"
+    registers all that can be hit, 0 only the ends of prompts and of shared prefixes, N > 0 also every N tokens.
     """
 
     num_blocks: int
@@ -53,6 +56,8 @@ class EngineConfig:
     delay_factor: float = 0.0
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
+    kv_groups: tuple[KvGroup, ...] | None = None
+    retention_interval: int | str | None = None
 
 
 LATEST_S = 4e9
@@ -84,6 +89,7 @@ def check_config(config: EngineConfig) -> None:
         raise ConfigError(f"policy is {config.policy!r}, it must be fcfs or priority")
     if config.watermark is not None and not 0 <= config.watermark < 1:
         raise ConfigError(f"watermark is {config.watermark}, it must be from 0 to below 1")
+    _check_groups(config)
     if config.max_num_active_seqs is not None and config.max_num_active_seqs < 1:
         raise ConfigError(f"max_num_active_seqs is {config.max_num_active_seqs}, it must be at least 1")
     if config.prefill_schedule_interval < 1:
@@ -106,6 +112,26 @@ def _check_drafts(config: EngineConfig) -> None:
         raise ConfigError(f"num_spec_tokens needs a spec_method: {', '.join(SPEC_METHODS)}")
     if drafts and config.engine != "vllm-v1":
         raise ConfigError("speculative decoding of V0 is not modelled: num_spec_tokens must be 0")
+
+
+def _check_groups(config: EngineConfig) -> None:
+    groups = config.kv_groups or ()
+    if groups and config.engine != "vllm-v1":
+        raise ConfigError("kv_groups: only V1 has several KV-cache groups")
+    if any(group.is_state and group.mode == "none" for group in groups) and config.enable_prefix_caching:
+        raise ConfigError('kv_groups: with prefix caching the mode of a state group is "align" or "all", not "none"')
+    interval = config.retention_interval
+    if not groups or interval is None:
+        return
+    if isinstance(interval, str):
+        if interval != "dense":
+            raise ConfigError(f"retention_interval is {interval!r}, it must be dense or a number of tokens")
+        return
+    unit = alignment_of(groups)
+    if interval < 0 or interval % unit:
+        raise ConfigError(
+            f"retention_interval is {interval}, it must be a multiple of {unit}, where the blocks of all groups end"
+        )
 
 
 def check_request(config: EngineConfig, request: Request) -> None:

@@ -27,8 +27,10 @@ class Step:
     `running`. `waiting` is in pop order. `sampled` are the scheduled requests that catch up with this step:
     `update_from_output` hands them a token. `free_blocks` is taken right after `schedule()`. `blocked` says why the
     head of the waiting queue stayed there: "seat" (`max_num_seqs` reached), "kv" (blocks, admission gate, watermark, or
-    a step that preempted), "budget" (token budget used up), None when nothing was left waiting. `drafts` is {id: drafts that the step verifies}, a part of `scheduled`; `padded` are the requests
-    whose drafts only fill up the batch and are all rejected. The fields from `swapped_out` on are V0's.
+    a step that preempted), "budget" (token budget used up), None when nothing was left waiting. `drafts` is {id: drafts
+    that the step verifies}, a part of `scheduled`; `padded` are the requests whose drafts only fill up the batch and are
+    all rejected. `group_blocks`: with several KV-cache groups, what each of `running` holds in each. The fields from
+    `swapped_out` on are V0's.
     """
 
     scheduled: dict[RequestId, int] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Step:
     blocked: str | None = None
     drafts: dict[RequestId, int] = field(default_factory=dict)
     padded: set[RequestId] = field(default_factory=set)
+    group_blocks: list[list[int]] = field(default_factory=list)
     swapped_out: list[RequestId] = field(default_factory=list)
     swapped_in: list[RequestId] = field(default_factory=list)
     swapped: list[RequestId] = field(default_factory=list)

@@ -150,6 +150,10 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
     """
     check_config(config)
     if config.engine == "vllm-v1":
+        if config.kv_groups is not None:
+            from reference_engine.v1.hybrid import HybridScheduler  # loaded only where it is asked for
+
+            return HybridScheduler(config)
         return V1Scheduler(config)
     if config.engine == "vllm-v0":
         from reference_engine.v0.scheduler import V0Scheduler  # loaded only where it is asked for

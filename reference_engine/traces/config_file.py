@@ -18,12 +18,22 @@ from reference_engine.cost.model_shape import ModelShape, Parallel
 from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime, StepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError
+from reference_engine.model.kv_group import groups_from_records, several_groups
 
-__all__ = ["Setup", "clock_of", "finite_number", "nominal_clock", "nominal_setup", "setup_from_document", "short_repr"]
+__all__ = [
+    "CLOCK_KEYS",
+    "Setup",
+    "clock_of",
+    "finite_number",
+    "nominal_clock",
+    "nominal_setup",
+    "setup_from_document",
+    "short_repr",
+]
 
 _RENAMED = {"async": "async_scheduling"}
 _SETTINGS = {field.name: field for field in dataclasses.fields(EngineConfig)}
-_CLOCK_KEYS = ("step_time", "hardware", "model", "gpu_memory_utilization")
+CLOCK_KEYS = ("step_time", "hardware", "model", "gpu_memory_utilization")
 _STEP_TIME_KEYS = tuple(field.name for field in dataclasses.fields(LinearStepTime))
 _SPLIT_KEYS = ("tensor_parallel_size", "pipeline_parallel_size")
 _SHAPE_KEYS = tuple(field.name for field in dataclasses.fields(ModelShape))
@@ -49,9 +59,9 @@ def setup_from_document(document: Mapping[str, Any]) -> Setup:
     `gpu_memory_utilization` (default 0.9) then sizes the KV cache. Raises `ConfigError` for what is unknown or impossible.
     """
     settings = {_RENAMED.get(key, key): value for key, value in document.items()}
-    unknown = [key for key in settings if key not in _SETTINGS and key not in _CLOCK_KEYS]
+    unknown = [key for key in settings if key not in _SETTINGS and key not in CLOCK_KEYS]
     if unknown:
-        raise ConfigError(_unknown_key(unknown[0], [*_SETTINGS, "async", *_CLOCK_KEYS]))
+        raise ConfigError(_unknown_key(unknown[0], [*_SETTINGS, "async", *CLOCK_KEYS]))
     values = {
         key: _checked(key, value)
         for key, value in settings.items()
@@ -62,6 +72,8 @@ def setup_from_document(document: Mapping[str, Any]) -> Setup:
         if hardware is None:
             raise ConfigError("num_blocks is missing (or hardware and model, to compute it from)")
         values["num_blocks"] = _sized_blocks(hardware, document, values.get("block_size", 16))
+    if settings.get("kv_groups"):
+        values["block_size"] = groups_from_records(settings["kv_groups"])[0].block_size
     config = EngineConfig(**values)
     return Setup(config, clock_of(document, config.async_scheduling))
 
@@ -158,6 +170,10 @@ def _checked(key: str, value: Any) -> Any:
         raise ConfigError(f"policy is {short_repr(value)}: known are {', '.join(_POLICIES)}")
     if key == "preemption_mode" and value not in (None, *_MODES):
         raise ConfigError(f"preemption_mode is {short_repr(value)}: known are {', '.join(_MODES)}")
+    if key == "kv_groups":
+        return None if value is None else several_groups(groups_from_records(value))
+    if key == "retention_interval":
+        return value if value in (None, "dense") else _whole(key, value)
     kind = str(_SETTINGS[key].type)
     if value is None and "None" in kind:
         return None
@@ -172,6 +188,11 @@ def _checked(key: str, value: Any) -> Any:
     number = _positive(key, value, 0.0)
     if kind.startswith("float"):
         return number
+    return _whole(key, number)
+
+
+def _whole(key: str, value: Any) -> int:
+    number = _positive(key, value, 0.0)
     if number != int(number):
         raise ConfigError(f"{key} is {short_repr(value)}: it must be a whole number")
     return int(number)

@@ -99,11 +99,11 @@ def load_of(chunks: list[Chunk]) -> ChunkLoad:
 
 
 def fast_path_covers(config: EngineConfig) -> bool:
-    """Whether the fast path knows the version: not drafts, the cadence of prompts, the priority of 0.9.2 - 0.11.0, or the
-    first async tail.
+    """Whether the fast path knows the engine: one KV-cache group, no drafts, not the cadence of prompts, the priority of
+    0.9.2 - 0.11.0, or the first async tail.
     """
     profile = profile_of(config.version)
-    if config.engine != "vllm-v1":
+    if config.engine != "vllm-v1" or config.kv_groups is not None:
         return False
     if config.num_spec_tokens or (config.prefill_schedule_interval > 1 and profile.prefill_interval):
         return False

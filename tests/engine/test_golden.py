@@ -20,7 +20,7 @@ from reference_engine.traces.golden import config_of, read_golden, step_record
 from tests.engine.workloads import LINEAR
 
 FOLDER = Path(os.environ.get("LOGSCOPE_GOLDEN") or Path(__file__).parent.parent / "data" / "golden")
-COMPARED = ("add", "n", "pre", "new", "res", "hit", "run", "wait", "nct", "free", "tok", "fin", "free_end", "spec", "acc", "got")  # fmt: skip
+COMPARED = ("add", "n", "pre", "new", "res", "hit", "run", "wait", "nct", "free", "gb", "tok", "fin", "free_end", "spec", "acc", "got")  # fmt: skip
 MAPS = ("n", "spec", "acc", "got")
 UPDATE_ONLY = ("tok", "fin", "free_end")
 
