@@ -46,6 +46,7 @@ def coordinator_of(config: EngineConfig, profile: SemanticsProfile) -> KvCacheCo
         trims_full=profile.window_of_processed,
         hash_lookahead=drafts.hash_lookahead,
         held_back=drafts.uncached_tail,
+        tail_with_last=profile.window_of_processed and not profile.sparse_retention,
     )
     pool = SharedPool(config.num_blocks - 1, profile.unhashed_first)
     return KvCacheCoordinator(groups, pool, rules, lookup, config.enable_prefix_caching)
