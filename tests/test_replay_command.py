@@ -313,7 +313,7 @@ def test_a_configuration_that_no_engine_could_run(tmp_path: Path, crowd: Path, k
 
 
 def test_a_missing_configuration_and_two_workloads_for_one_trace(crowd: Path, tmp_path: Path) -> None:
-    with pytest.raises(LogscopeError, match=r"none\.json: No such file"):
+    with pytest.raises(LogscopeError, match=r"none\.json: no such file"):
         invoke(crowd, "--config", tmp_path / "none.json")
     with pytest.raises(LogscopeError, match="single file"):
         invoke(crowd, crowd, "--trace", tmp_path / "t.json")

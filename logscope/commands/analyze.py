@@ -13,6 +13,8 @@ from click.core import ParameterSource
 
 from logscope.commands.options import (
     Display,
+    TargetType,
+    check_targets,
     display_options,
     given_settings,
     in_order,
@@ -93,7 +95,7 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--html",
             "html_target",
-            type=click.Path(path_type=Path),
+            type=TargetType(folder=None),
             metavar="FILE",
             help="Write the report; for several servers an index (in a folder DIR/: its index.html) with a report for each beside it.",
         ),
@@ -104,15 +106,10 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Where the report's chart script is.",
         ),
-        click.option(
-            "--frames",
-            type=click.Path(file_okay=False, path_type=Path),
-            metavar="DIR",
-            help="Write the frames as Parquet.",
-        ),
+        click.option("--frames", type=TargetType(folder=True), metavar="DIR", help="Write the frames as Parquet."),
         click.option(
             "--workload-out",
-            type=click.Path(dir_okay=False, path_type=Path),
+            type=TargetType(),
             metavar="FILE",
             help="Write the inferred requests, which `logscope replay` reads.",
         ),
@@ -198,6 +195,7 @@ def command(
     if jobs is not None and on is not None:
         raise click.UsageError("give --jobs N (processes here) or --on ray, not both")
     given = given_settings(settings)
+    check_targets((*metrics, latencies))
     clients = read_latencies(latencies) if latencies is not None else None
     counters = read_metrics(metrics) if metrics else None
     span = reading.span

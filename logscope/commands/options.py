@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Display",
+    "TargetType",
+    "check_targets",
     "clock_options",
     "display_options",
     "given_settings",
@@ -57,6 +63,86 @@ class Display:
             remark(sentence)
 
 
+class TargetType(click.ParamType[Any]):
+    """Where a result is written: a file (`folder=False`), a folder (True), or either (None); `-` is standard output where `dash`.
+
+    What cannot become a file is refused before any work: an empty name, a link to itself, a pipe that nobody reads. All targets of a
+    command are kept for `check_targets`.
+    """
+
+    name = "path"
+
+    def __init__(self, *, folder: bool | None = False, dash: bool = False, text: bool = False) -> None:
+        self._folder, self._dash, self._text = folder, dash, text
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path (or its text); a usage error for what cannot be written."""
+        if value == "-" and self._dash:
+            return value if self._text else Path(value)
+        path, option = Path(value), param.opts[0] if param is not None else "target"
+        if not str(value).strip() or "\0" in str(value):
+            self.fail("an empty name; name a file", param, ctx)
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            mode = 0
+            if error.errno == errno.ELOOP:
+                self.fail(f"{path}: a link that leads to itself", param, ctx)
+        if self._folder is False and stat.S_ISDIR(mode):
+            self.fail(f"{path}: a folder; name a file", param, ctx)
+        if self._folder and mode and not stat.S_ISDIR(mode):
+            self.fail(f"{path}: not a folder", param, ctx)
+        if stat.S_ISFIFO(mode) and ctx is not None:
+            try:  # held open to the end, or its reader would take it for written
+                reader = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                self.fail(f"{path}: a pipe that nobody reads", param, ctx)
+            ctx.call_on_close(lambda: os.close(reader))
+        if ctx is not None:
+            _targets(ctx).append((option, path))
+        return str(path) if self._text else path
+
+
+def _targets(ctx: click.Context) -> list[tuple[str, Path]]:
+    found: list[tuple[str, Path]] = ctx.meta.setdefault("logscope.targets", [])
+    return found
+
+
+def check_targets(inputs: Iterable[str | Path | None]) -> None:
+    """Refuse to write a result over what is read (also through links), or two results under one name.
+
+    Raises:
+        click.UsageError: names the option and the file.
+    """
+    ctx = click.get_current_context(silent=True)
+    if ctx is None:
+        return
+    read = {_identity(Path(name)): name for name in inputs if name is not None}
+    written: dict[tuple[Any, ...], str] = {}
+    for option, path in _targets(ctx):
+        identity = _identity(path)
+        if identity in read:
+            raise click.UsageError(f"{option} {path}: this is what is read; a log is never written to")
+        if identity in written and not _is_special(path):
+            raise click.UsageError(f"{option} {path}: {written[identity]} writes there already; give another name")
+        written[identity] = option
+
+
+def _identity(path: Path) -> tuple[Any, ...]:
+    """The same for all names of a file: its device and number, or the place that it will have."""
+    with suppress(OSError, ValueError):
+        facts = path.stat()
+        return facts.st_dev, facts.st_ino
+    return (os.path.realpath(path),)
+
+
+def _is_special(path: Path) -> bool:
+    """/dev/null and /dev/stdout take as many results as one likes."""
+    with suppress(OSError):
+        return stat.S_ISCHR(path.stat().st_mode)
+    return False
+
+
 source_argument = click.argument("sources", nargs=-1, metavar="[SOURCE]...")
 
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Same input and seed, same output.")
@@ -79,13 +165,13 @@ _year_option = click.option(
 
 def json_option(help_text: str = "Write the machine-readable result.") -> Decorator:
     """Where JSON is written, as `json_target`."""
-    return click.option("--json", "json_target", metavar="FILE|-", help=help_text)
+    kind = TargetType(dash=True, text=True)
+    return click.option("--json", "json_target", type=kind, metavar="FILE|-", help=help_text)
 
 
 def trace_option(help_text: str) -> Decorator:
     """The file of a trace, as `trace`."""
-    kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option("--trace", type=kind, metavar="FILE", help=help_text)
+    return click.option("--trace", type=TargetType(), metavar="FILE", help=help_text)
 
 
 def settings_option(help_text: str, *, required: bool = False) -> Decorator:
@@ -192,6 +278,7 @@ def open_sources(
     if "-" in names and sys.stdin is None:
         raise NothingToWorkOn("-: standard input is closed; pipe a log in, or name a file")
     sources: list[Any] = list(expand(names, timezone=timezone))
+    check_targets(source.path for source in sources)
     if units:
         from logscope.log.span import unit_source
 

@@ -13,6 +13,7 @@ import click
 
 from logscope.commands.options import (
     Display,
+    TargetType,
     display_options,
     open_sources,
     reading_options,
@@ -39,12 +40,7 @@ __all__ = ["command"]
     show_default=True,
     help="Form on standard output.",
 )
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write one Parquet file a family instead.",
-)
+@click.option("--output", type=TargetType(folder=True), metavar="DIR", help="Write one Parquet file a family instead.")
 @click.option("--all", "keep_other", is_flag=True, help="Also every other vLLM record, as family `other`.")
 @click.option("--include-prompts", is_flag=True, help="Keep prompts, token ids and outputs (left out otherwise).")
 @state_option

@@ -9,6 +9,8 @@ import click
 
 from logscope.commands.options import (
     Display,
+    TargetType,
+    check_targets,
     display_options,
     given_settings,
     json_option,
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _FILE = click.Path(path_type=Path)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FOLDER = TargetType(folder=True)
 
 
 @click.command("replay")
@@ -70,6 +72,7 @@ def command(
 
     if trace is not None and len(workloads) > 1:
         raise LogscopeError("--trace shows one workload: name a single file")
+    check_targets((*workloads, config_file))
     changes = given_settings(settings, scenario=True)
     given = read_config(config_file) if config_file is not None else None
     results = []

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -17,8 +16,9 @@ import polars as pl
 from logscope.atomic_files import whole_text
 from logscope.errors import LogscopeError
 from logscope.inference.ledgers import LABELS, slow_and_typical
+from logscope.sanitize import json_document
 from reference_engine.cost.step_time import LinearStepTime, StepTime
-from reference_engine.model.errors import ConfigError, NoProgressError, SchedulerFailedError
+from reference_engine.model.errors import ConfigError, NoProgressError, SchedulerFailedError, WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.replay.plain import PlainReplay, drive, make_scheduler
 from reference_engine.replay.recording import RecordedReplay, write_trace
@@ -26,12 +26,14 @@ from reference_engine.replay.results import ReplayResult, replay
 from reference_engine.traces import Workload, read_workload
 from reference_engine.traces.config_file import Setup, nominal_clock, nominal_setup, setup_from_document
 from reference_engine.traces.golden import step_file_name, write_steps
+from reference_engine.traces.workload_file import open_text
 
 __all__ = ["Job", "JobResult", "changed_job", "open_job", "read_config", "result_object", "run_job"]
 
 _NOMINAL = "an 8-billion-parameter model in bf16 on one H100"
 # One second a step: times of a workload that arrives by steps are then step numbers.
 _STEP_CLOCK = LinearStepTime(1.0, 0.0, 0.0, 0.0)
+_LARGEST_CONFIG = 1 << 24
 _ENDED_EARLY = (NoProgressError, SchedulerFailedError)
 
 
@@ -57,10 +59,11 @@ class JobResult:
 def read_config(path: Path) -> Setup:
     """The configuration file of `--config`. Raises `LogscopeError` with a sentence that names it."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise LogscopeError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+        with open_text(path) as text:
+            document = json_document(text.read(_LARGEST_CONFIG))
+    except WorkloadError as error:
+        raise LogscopeError(str(error)) from None
+    except ValueError as error:
         raise LogscopeError(f"{path}: not a JSON configuration ({error})") from None
     if not isinstance(document, dict):
         raise LogscopeError(f"{path}: the configuration must be a JSON object")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parsers.sources.journal import has_journal
-from parsers.sources.object_stores import RemoteError, RemoteFile, is_remote, remote_files
+from parsers.sources.object_stores import RemoteError, RemoteFile, is_remote, remote_files, without_secrets
 from parsers.sources.rotation import natural_key, rotation_of
 
 __all__ = ["Found", "discover"]
@@ -93,7 +93,7 @@ def _of_url(url: str) -> Iterator[Found]:
         for file in remote_files(url):
             yield Found(file.name, None, None, file)
     except RemoteError as error:
-        yield Found(url, None, str(error))
+        yield Found(without_secrets(url), None, str(error))
 
 
 def _home_expanded(arg: str) -> Path:

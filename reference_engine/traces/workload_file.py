@@ -8,6 +8,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -109,8 +111,13 @@ def open_text(path: Path) -> Iterator[TextIO]:
     """
     name = str(path)
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise WorkloadError(f"{name}: a pipe or a device; copy it to a file first")
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as raw:
+            begin = raw.read(2)
+            if begin is None:  # a file of the kernel's that gives nothing now
+                raise WorkloadError(f"{name}: gives nothing to read")
+            packed = begin == _GZIP
             raw.seek(0)
             stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
             with io.TextIOWrapper(stream, encoding="utf-8-sig", newline=None) as text:
