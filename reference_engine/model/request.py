@@ -93,3 +93,26 @@ class RequestState:
     def num_tokens(self) -> int:
         """Known tokens: the prompt and what was delivered."""
         return self.num_prompt_tokens + self.num_output_tokens
+
+    def propose_drafts(self, most: int) -> int:
+        """How many drafts are proposed now that the request has caught up: the next of its `drafts`, or `most`."""
+        proposals = self.request.drafts
+        number = min(proposals[self.proposals % len(proposals)], most) if proposals else most
+        self.proposals += 1
+        return number
+
+    def accept_drafts(self, scheduled: int, acceptance: float) -> int:
+        """How many of the scheduled drafts are accepted: the next of the request's `accept`.
+
+        Without such a list the share of all its drafts so far comes as near to `acceptance` as whole drafts can from
+        below.
+        """
+        accept = self.request.accept
+        self.drafted += scheduled
+        if accept:
+            accepted = min(accept[self.verifications % len(accept)], scheduled)
+        else:
+            accepted = min(scheduled, int(self.drafted * acceptance + 1e-9) - self.accepted)
+        self.verifications += 1
+        self.accepted += accepted
+        return accepted

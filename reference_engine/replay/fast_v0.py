@@ -41,7 +41,6 @@ class V0FastReplay(BaseFastReplay[V0FastBatch, V0FastState]):
     Args:
         config: an engine for which `v0_fast_path_covers` holds.
         step_time: how long a step takes.
-        sharing: as for V1; it makes no difference here, where nothing is cached.
         keep_steps: write the log of steps.
         on_step: for tests: is called with every decided step, written out in full.
 
@@ -53,7 +52,6 @@ class V0FastReplay(BaseFastReplay[V0FastBatch, V0FastState]):
         self,
         config: EngineConfig,
         step_time: StepTime,
-        sharing: bool = False,
         keep_steps: bool = False,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
@@ -218,7 +216,7 @@ class V0FastReplay(BaseFastReplay[V0FastBatch, V0FastState]):
         self.prompt_tokens += batch.step.prompt_tokens
         self._note_completed(batch, tokens, len(done))
 
-    def _culprit(self, batch: V0FastBatch) -> RequestId | None:
+    def _culprit(self, _batch: V0FastBatch) -> RequestId | None:
         return self.scheduler.head()
 
     def _decode_step(self, batch: V0FastBatch) -> None:

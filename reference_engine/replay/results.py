@@ -226,7 +226,7 @@ def make_replay(
     if not plain and fast_path_covers(config):
         return FastReplay(config, step_time, sharing, keep_steps)
     if not plain and v0_fast_path_covers(config):
-        return V0FastReplay(config, step_time, sharing, keep_steps)
+        return V0FastReplay(config, step_time, keep_steps)
     return PlainReplay(config, step_time, keep_steps)
 
 

@@ -1,7 +1,7 @@
 """What differs between vLLM's V1 schedulers, as data: one `SemanticsProfile` per range of versions.
 
 `profile_of(version)` picks the profile of the newest range that starts at or before a version. The schedulers never
-compare versions themselves.
+compare versions themselves. `DraftRules` are what a version makes of a configuration with speculative decoding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = ["PROFILES", "SemanticsProfile", "profile_of", "version_key"]
+from reference_engine.model.config import EngineConfig
+
+__all__ = ["PROFILES", "DraftRules", "SemanticsProfile", "profile_of", "version_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +124,53 @@ def profile_of(version: str) -> SemanticsProfile:
     if key is None:
         return PROFILES[-1]
     return [p for p in PROFILES if (version_key(p.since) or (0, 0, 0)) <= key][-1]
+
+
+_DRAFTING_HEADS = ("eagle", "eagle3", "mtp")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRules:
+    """What the drafts of a configuration ask of the scheduler (`v1/core/sched/scheduler.py`). All in tokens.
+
+    Before 0.24.0 drafts are taken as those of 0.24.0.
+
+    `num_spec_tokens`: drafts of a step. `num_lookahead_tokens`: places for the next drafts beyond the scheduled tokens.
+    `budget_slots`: what each scheduled request takes from the token budget beside its tokens; `budget_share`: what the
+    whole budget is lowered by. `hash_lookahead`: tokens after a block that its hash covers; `drops_block`: the last block
+    of a cache hit is computed again. `prompt_tail`: a chunk that does not end the known tokens leaves at least so many;
+    `uncached_tail`: newest computed tokens that are not made findable.
+    """
+
+    num_spec_tokens: int = 0
+    num_lookahead_tokens: int = 0
+    budget_slots: int = 0
+    budget_share: int = 0
+    hash_lookahead: int = 0
+    drops_block: bool = False
+    prompt_tail: int = 0
+    uncached_tail: int = 0
+
+    @classmethod
+    def of(cls, config: EngineConfig, profile: SemanticsProfile) -> DraftRules:
+        """Derive the rules of an engine's version."""
+        drafts = config.num_spec_tokens
+        if drafts == 0:
+            return cls()
+        head = config.spec_method in _DRAFTING_HEADS
+        separate = config.spec_method == "draft_model"
+        modules = config.spec_method == "mtp" and config.mtp_layers > 1
+        hashes = head and profile.hash_lookahead and not config.disable_lookahead_block_hashes
+        if config.disable_eagle_block_drop:
+            hashes = False
+        by_request = profile.draft_slots == "request"
+        return cls(
+            num_spec_tokens=drafts,
+            num_lookahead_tokens=drafts if head or separate else 0,
+            budget_slots=int(separate and by_request),
+            budget_share=config.max_num_seqs if separate and not by_request else 0,
+            hash_lookahead=(drafts if modules else 1) if hashes else 0,
+            drops_block=head and not hashes and not config.disable_eagle_block_drop,
+            prompt_tail=drafts if modules else 0,
+            uncached_tail=drafts - 1 if modules else 0,
+        )

@@ -1,15 +1,17 @@
-"""The waiting queue under both policies, in the order in which requests are popped from it."""
+"""The waiting queue under both policies, in the order in which requests are popped from it, and when prompts are held."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from reference_engine.model.errors import SchedulerFailedError
 from reference_engine.model.request import RequestState
+from reference_engine.model.step import RequestId
 
-__all__ = ["FcfsQueue", "PriorityQueue", "WaitingQueue"]
+__all__ = ["FcfsQueue", "PrefillCadence", "PriorityQueue", "WaitingQueue"]
 
 
 class WaitingQueue(Protocol):
@@ -125,3 +127,38 @@ class PriorityQueue:
     def in_order(self) -> list[RequestState]:
         """All in pop order."""
         return [e[3] for e in sorted(self._heap, key=lambda e: (e[0], e[1], str(e[3].id)))]
+
+
+class PrefillCadence:
+    """`prefill_schedule_interval`: prompts only in every so many steps, while others decode (0.33.0 on).
+
+    `interval` counts steps that compute something. A step that could not take all of the queue along lifts the hold
+    until the queue has been empty once.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self._since_prompt = interval
+        self._lifted = False
+
+    def holds(self, running: Sequence[RequestState]) -> bool:
+        """Whether prompts have to wait in the step that begins."""
+        if self.interval <= 1 or self._lifted or self._since_prompt >= self.interval:
+            return False
+        return any(state.num_computed_tokens >= state.num_prompt_tokens for state in running)
+
+    def count(
+        self, states: Mapping[RequestId, RequestState], scheduled: Iterable[RequestId], held: bool, waiting: int
+    ) -> None:
+        """A step is decided and not yet counted as computed."""
+        if self.interval <= 1:
+            return
+        chosen = [states[request_id] for request_id in scheduled]
+        if any(state.num_computed_tokens < state.num_prompt_tokens for state in chosen):
+            self._since_prompt = 0
+        if chosen:
+            self._since_prompt += 1
+        if not waiting:
+            self._lifted = False
+        elif not held:
+            self._lifted = True

@@ -6,16 +6,13 @@ the `SemanticsProfile` of the configured version.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import SchedulerFailedError
 from reference_engine.model.request import Request, RequestState
 from reference_engine.model.step import Outcome, RequestId, Step
 from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, Pool
-from reference_engine.v1.drafts import DraftRules, accept_drafts, propose_drafts
-from reference_engine.v1.profile import profile_of
-from reference_engine.v1.queue import FcfsQueue, PriorityQueue, WaitingQueue
+from reference_engine.v1.profile import DraftRules, profile_of
+from reference_engine.v1.queue import FcfsQueue, PrefillCadence, PriorityQueue, WaitingQueue
 
 __all__ = ["V1Scheduler"]
 
@@ -27,41 +24,6 @@ def _default_pool(config: EngineConfig) -> Pool:
     unhashed_first = profile_of(config.version).unhashed_first
     contents = Contents(config.block_size, DraftRules.of(config, profile_of(config.version)).hash_lookahead)
     return BlockPool(usable, contents, unhashed_first)
-
-
-class PrefillCadence:
-    """`prefill_schedule_interval`: prompts only in every so many steps, while others decode (0.33.0 on).
-
-    `interval` counts steps that compute something. A step that could not take all of the queue along lifts the hold
-    until the queue has been empty once.
-    """
-
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
-        self._since_prompt = interval
-        self._lifted = False
-
-    def holds(self, running: Sequence[RequestState]) -> bool:
-        """Whether prompts have to wait in the step that begins."""
-        if self.interval <= 1 or self._lifted or self._since_prompt >= self.interval:
-            return False
-        return any(state.num_computed_tokens >= state.num_prompt_tokens for state in running)
-
-    def count(
-        self, states: Mapping[RequestId, RequestState], scheduled: Iterable[RequestId], held: bool, waiting: int
-    ) -> None:
-        """A step is decided and not yet counted as computed."""
-        if self.interval <= 1:
-            return
-        chosen = [states[request_id] for request_id in scheduled]
-        if any(state.num_computed_tokens < state.num_prompt_tokens for state in chosen):
-            self._since_prompt = 0
-        if chosen:
-            self._since_prompt += 1
-        if not waiting:
-            self._lifted = False
-        elif not held:
-            self._lifted = True
 
 
 class V1Scheduler:
@@ -123,7 +85,7 @@ class V1Scheduler:
             step.blocked = "kv"
         else:
             self._schedule_waiting(step)
-        self._check(step)
+        self._check()
         self.cadence.count(self.states, step.scheduled, self._holds_prompts, len(self.waiting))
         self._advance(step)
         self._record(step)
@@ -246,7 +208,7 @@ class V1Scheduler:
                 num_new_tokens = self._threshold
             if self._holds_prompts and num_new_tokens != 1:
                 break
-            padding = self._padding(state, start, num_new_tokens, step)
+            padding = self._padding(start, num_new_tokens, step)
             if padding is None:
                 break
             if num_new_tokens + self.drafts.budget_slots > self._token_budget and self._whole_prompts_only():
@@ -278,7 +240,7 @@ class V1Scheduler:
         for state in skipped:  # 0.9.2 - 0.11.2: back to the front one by one, so in reversed order
             self.waiting.prepend_request(state)
 
-    def _padding(self, state: RequestState, start: int, num_new_tokens: int, step: Step) -> int | None:
+    def _padding(self, start: int, num_new_tokens: int, step: Step) -> int | None:
         """Padding drafts for a request with one token left beside running decodes (0.28.0 on); None: it has to wait."""
         drafts, rule = self.drafts.num_spec_tokens, self.profile.draft_padding
         if drafts == 0 or rule == "none" or num_new_tokens != 1:
@@ -363,7 +325,7 @@ class V1Scheduler:
             return max(threshold, self.config.max_num_batched_tokens // live)
         return threshold
 
-    def _check(self, step: Step) -> None:
+    def _check(self) -> None:
         """The real scheduler's own assertion at the end of schedule() (reached by priority victims before 0.10.2)."""
         if len(self._listed) > len(self.running):
             raise SchedulerFailedError(
@@ -412,7 +374,7 @@ class V1Scheduler:
             if self.config.async_scheduling:
                 self._replace_placeholders(state, delivered)
             elif self.drafts.num_spec_tokens:
-                state.num_drafts = propose_drafts(state, self.drafts.num_spec_tokens)
+                state.num_drafts = state.propose_drafts(self.drafts.num_spec_tokens)
                 if self.profile.caches_in_update:
                     self._cache_blocks(state, state.num_computed_tokens)
             if state.num_output_tokens >= state.max_output_tokens:
@@ -428,7 +390,7 @@ class V1Scheduler:
             return 0
         accepted = 0
         if state.id not in step.padded:
-            accepted = accept_drafts(state, drafts, self.config.acceptance)
+            accepted = state.accept_drafts(drafts, self.config.acceptance)
         outcome.accepted[state.id] = accepted
         if state.num_computed_tokens > 0:
             state.num_computed_tokens -= drafts - accepted
