@@ -10,11 +10,10 @@ from logscope.diagnosis.lanes import lanes, latencies_under, since_idle
 from logscope.inference.prediction import Samples
 from logscope.inference.workloads import Workload
 from logscope.server.scenario import Scenario
-from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.cost.step_time import LinearStepTime, StepCost
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.replay.results import replay
-from reference_engine.sketch.step_cost import StepCost
 
 CONFIG = EngineConfig(num_blocks=60, block_size=16, max_num_seqs=8, enable_prefix_caching=False)
 STEP = LinearStepTime(0.02, 1e-4, 1e-3, 1e-6)

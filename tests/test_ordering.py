@@ -10,9 +10,9 @@ import pytest
 from logscope.diagnosis.ordering import compare_orders, ordering_finding
 from logscope.inference.workloads import Workload
 from logscope.server.engines import EngineFacts, KvCache
+from reference_engine.cost.step_time import StepCost
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
-from reference_engine.sketch.step_cost import StepCost
 
 from .running import invoke
 

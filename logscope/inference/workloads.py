@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from reference_engine.cost.step_time import StepCost
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import NoProgressError, SchedulerFailedError
 from reference_engine.model.ledger import RequestRecord
@@ -21,7 +22,6 @@ from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.replay.results import make_replay
-from reference_engine.sketch.step_cost import StepCost
 
 __all__ = ["Replayed", "StepFactors", "Workload", "drive_workload", "replay_workload"]
 

@@ -1,9 +1,9 @@
-"""The step-time model from first principles: a roofline over the device, the model and how it is split.
+"""How long a step takes: the interface, and the models behind it.
 
-`RooflineStepTime` offers the interface of `step_time.StepTime`; `Efficiency` holds what real kernels reach of the
-datasheet's peaks, each figure with its basis.
-
-How long a step takes: the interface that every step-time model offers, and its linear, calibrated form.
+`StepTime` is what every model offers, `LinearStepTime` its calibrated form, `RooflineStepTime` follows from the device,
+the model and how it is split; `Efficiency` holds what real kernels reach of the datasheet's peaks. `StepCost` is what a
+log can tell, with a term for the square of a step's prefill tokens: attention over long prompts, which a window's sums
+show where prompts are long; `CostFit` is that with its uncertainty.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from reference_engine.cost.hardware import Gpu
 from reference_engine.cost.model_shape import ModelShape, Parallel
 
-__all__ = ["Efficiency", "LinearStepTime", "RooflineStepTime", "StepTime"]
+__all__ = ["CostFit", "Efficiency", "Floats", "LinearStepTime", "RooflineStepTime", "StepCost", "StepTime"]
+
 # Bytes of one activation value on the links (fp16 or bf16), whatever the weights are stored in.
 _ACTIVATION_BYTES = 2
 # Partial sums are exchanged after attention and after the feed-forward part.
@@ -168,3 +172,83 @@ class LinearStepTime:
             + self.per_decode_s * decode_requests
             + self.per_kv_token_s * kv_tokens
         )
+
+
+Floats = npt.NDArray[np.float64]
+
+_WIDEST = 0.5  # of a coefficient's logarithm, when costs are drawn
+_KEPT = 0.9  # of a particle's own deviation from one window to the next
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step; a `StepTime` of the reference engine. `scale` multiplies the whole."""
+
+    base: float
+    per_prefill: float
+    per_decode: float
+    per_kv: float
+    per_prefill_squared: float = 0.0
+    scale: float = 1.0
+
+    def seconds(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> float:
+        """Seconds of a step; `requests` has no term of its own."""
+        return self.scale * (
+            self.base
+            + prefill_tokens * (self.per_prefill + self.per_prefill_squared * prefill_tokens)
+            + self.per_decode * decode_requests
+            + self.per_kv * kv_tokens
+        )
+
+    def decode(self, requests: int, kv_tokens: int) -> float:
+        """Seconds of a step that only decodes."""
+        return self.scale * (self.base + self.per_decode * requests + self.per_kv * kv_tokens)
+
+    def growth(self, requests: int) -> float:
+        """What each further decode step takes longer: the context grows by a token a request."""
+        return self.scale * self.per_kv * requests
+
+    @property
+    def coefficients(self) -> tuple[float, float, float, float, float]:
+        """The five coefficients, without the scale."""
+        return (self.base, self.per_prefill, self.per_decode, self.per_kv, self.per_prefill_squared)
+
+    def scaled(self, scale: float) -> StepCost:
+        """The same with another speed."""
+        return StepCost(*self.coefficients, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class CostFit:
+    """Step costs with their uncertainty.
+
+    `logs` and `covariance`: of the coefficients' logarithms; `error`: relative misfit of the windows' times; `windows`:
+    sum of the windows' weights, 0 where nothing but the prior and the mean concurrency speaks.
+    """
+
+    logs: Floats
+    covariance: Floats
+    error: float
+    windows: float
+
+    @property
+    def cost(self) -> StepCost:
+        """The costs at the centre."""
+        return StepCost(*map(float, np.exp(self.logs)))
+
+    def draw(self, rng: np.random.Generator, least: float) -> StepCost:
+        """Costs as they may be. `least`: smallest spread of the whole, as a logarithm."""
+        return StepCost(*map(float, np.exp(self.logs + self._deviation(rng, least))))
+
+    def drift(self, cost: StepCost, rng: np.random.Generator, least: float) -> StepCost:
+        """Costs a little further on, so that nobody is bound to what was drawn first; the spread stays that of `draw`."""
+        away = np.log(np.maximum(cost.coefficients, 1e-15)) - self.logs
+        fresh = self._deviation(rng, least)
+        moved = _KEPT * away + np.sqrt(1.0 - _KEPT**2) * fresh
+        return StepCost(*map(float, np.exp(self.logs + moved)))
+
+    def _deviation(self, rng: np.random.Generator, least: float) -> Floats:
+        values, vectors = np.linalg.eigh(self.covariance)
+        noise = vectors @ (np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(5))
+        own = least * (rng.standard_normal(5) + rng.standard_normal()) / 2
+        return np.asarray(np.clip(noise, -2 * _WIDEST, 2 * _WIDEST) + own, dtype=np.float64)

@@ -13,9 +13,9 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
+from reference_engine.cost.step_time import StepCost
 from reference_engine.sketch.request import Lengths, SketchBatch, SketchRequest, SketchRules
 from reference_engine.sketch.scheduler import SketchScheduler
-from reference_engine.sketch.step_cost import StepCost
 
 __all__ = ["SketchReplay"]
 

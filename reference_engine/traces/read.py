@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from reference_engine.model.errors import WorkloadError
-from reference_engine.traces.benchmark import is_dataset_row, is_result, read_dataset, read_result
-from reference_engine.traces.csv_traces import csv_format_of, read_csv
 from reference_engine.traces.golden import is_golden_header, read_golden
 from reference_engine.traces.json_lines import read_mooncake, read_requests
+from reference_engine.traces.public_traces import (
+    csv_format_of,
+    is_dataset_row,
+    is_result,
+    read_csv,
+    read_dataset,
+    read_result,
+)
 from reference_engine.traces.workload_file import Row, Workload, json_rows, lines_of, open_text, parse_json
 
 __all__ = ["read_workload"]

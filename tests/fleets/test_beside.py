@@ -26,10 +26,10 @@ from logscope.log.span import Span
 from logscope.output.json import analysis_document
 from logscope.server.engines import engine_logs
 from parsers.sources.source import expand
+from reference_engine.cost.step_time import StepCost
 from reference_engine.model.config import EngineConfig
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import SketchRules
-from reference_engine.sketch.step_cost import StepCost
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.test_parallel import square
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reference_engine.cost.step_time import LinearStepTime
-from reference_engine.sketch.step_cost import StepCost
+from reference_engine.cost.step_time import LinearStepTime, StepCost
 
 __all__ = ["Calibration", "Floats", "Ints", "arrival_times", "calibrate", "end_times"]
 Floats = npt.NDArray[np.float64]

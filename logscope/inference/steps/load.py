@@ -11,7 +11,7 @@ import numpy.typing as npt
 from logscope.inference.steps.arrivals import Arrivals
 from logscope.inference.steps.clock import Floats, Ints
 from logscope.inference.steps.observed import History, Rules, Steps, Track
-from reference_engine.sketch.step_cost import StepCost
+from reference_engine.cost.step_time import StepCost
 
 __all__ = ["Load", "evicted_waiting", "idle_before", "load_of", "queues_of"]
 

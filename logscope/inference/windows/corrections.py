@@ -15,8 +15,8 @@ import numpy.typing as npt
 from logscope.inference.windows.lengths import LengthModel, summing_to
 from logscope.inference.windows.observations import Window
 from logscope.inference.windows.particles import Particle
+from reference_engine.cost.step_time import Floats, StepCost
 from reference_engine.sketch.engine import SketchReplay
-from reference_engine.sketch.step_cost import Floats, StepCost
 
 __all__ = ["Corrections", "Draft", "Ids"]
 

@@ -22,12 +22,11 @@ from logscope.inference.windows.posterior import count_preemptions, fit_of, late
 from logscope.inference.windows.step_time_fit import first_guess, refit
 from logscope.inference.workloads import Replayed, Workload, replay_workload
 from logscope.server.engines import EngineFacts, engine_config
-from reference_engine.cost.step_time import LinearStepTime
+from reference_engine.cost.step_time import CostFit, LinearStepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.replay.results import ReplayResult
 from reference_engine.sketch.request import SketchRules
-from reference_engine.sketch.step_cost import CostFit
 
 __all__ = ["infer"]
 

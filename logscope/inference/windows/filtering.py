@@ -16,9 +16,9 @@ from logscope.inference.windows.corrections import Corrections, Draft, Ids
 from logscope.inference.windows.lengths import LengthModel
 from logscope.inference.windows.observations import Observations, Window
 from logscope.inference.windows.particles import Node, Particle, Plan, WindowFit, log_likelihood, tempering, with_owed
+from reference_engine.cost.step_time import CostFit, Floats
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import Lengths, SketchRules
-from reference_engine.sketch.step_cost import CostFit, Floats
 
 __all__ = ["ParticleFilter"]
 

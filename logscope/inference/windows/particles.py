@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logscope.inference.windows.observations import Window
+from reference_engine.cost.step_time import Floats, StepCost
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import SketchRequest
-from reference_engine.sketch.step_cost import Floats, StepCost
 
 __all__ = [
     "Carried",

@@ -11,7 +11,7 @@ import numpy as np
 
 from logscope.inference.windows.observations import Observations
 from logscope.inference.windows.particles import Node, Particle
-from reference_engine.sketch.step_cost import CostFit, Floats
+from reference_engine.cost.step_time import CostFit, Floats
 
 __all__ = ["first_guess", "refit"]
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_engine.cost.step_time import StepCost
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import Lengths, SketchRules
-from reference_engine.sketch.step_cost import StepCost
 
 COST = StepCost(0.011, 0.0004, 0.0007, 2e-6)
 
