@@ -11,9 +11,8 @@ from reference_engine.model.request import RequestState
 from reference_engine.model.step import Outcome, RequestId, Step
 from reference_engine.v1.blocks import Pool
 from reference_engine.v1.coordinator import CacheHit, KvCacheCoordinator, LookupRules, hash_block_of
-from reference_engine.v1.drafts import DraftRules
 from reference_engine.v1.group_blocks import GroupRules, SharedPool
-from reference_engine.v1.profile import SemanticsProfile, profile_of
+from reference_engine.v1.profile import DraftRules, SemanticsProfile, profile_of
 from reference_engine.v1.scheduler import V1Scheduler
 from reference_engine.v1.state_blocks import AlignedStateBlocks
 
