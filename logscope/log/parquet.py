@@ -8,6 +8,9 @@ A Parquet file that grows by a row group at a time: what was written is never re
 Most columns of a log's frames hold one value, or none at all, for a very long time. The pages of such a column are the same in
 each row group of the same size: they are made once, and copied. So are those of columns that are the same (an event's own time,
 and the time at which it stands).
+
+Why not plain Polars: chunk files, joined at the end by its streaming sink, cost half as much again. `parse --output` of 75 MB (540,000
+events, two cores, three runs in turn) took 1.5 s of CPU and 185 MB; with chunks in Parquet 2.1 s and 300 MB, in Arrow's own form 2.2 s.
 """
 
 from __future__ import annotations
