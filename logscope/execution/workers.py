@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 __all__ = ["Beside", "processors", "stop_at_once", "worker_pool"]
 P = ParamSpec("P")
@@ -118,8 +118,7 @@ class Beside:
         while ahead and self._pool is None:
             yield self._alone(function, ahead.popleft())
         if self._pool is not None and ahead:
-            others = min(self._others, len(ahead))
-            yield from _Shared(function, ahead).results(self._pool, others)
+            yield from _shared(self._pool, function, ahead)
 
     def _alone(self, function: Callable[[T], R], item: T) -> R:
         began = time.monotonic()
@@ -141,74 +140,36 @@ class Beside:
                 self._pool = pool
 
 
-class _Shared(Generic[T, R]):
-    """Items that several take from, and what came of them."""
-
-    def __init__(self, function: Callable[[T], R], items: Sequence[T]) -> None:
-        self._function, self._items = function, items
-        self._left = list(range(len(items)))[::-1]
-        self._done: dict[int, tuple[Any, BaseException | None]] = {}
-        self._changed = threading.Condition()
-
-    def results(self, pool: ProcessPoolExecutor, others: int) -> Iterator[R]:
-        """All results in order; works on what nobody has taken while one is missing."""
-        threads = [threading.Thread(target=self._send, args=(pool,), daemon=True) for _ in range(others)]
-        for thread in threads:
-            thread.start()
-        try:
-            for wanted in range(len(self._items)):
-                yield self._result(wanted)
-        finally:
-            with self._changed:
-                self._left.clear()
-
-    def _take(self) -> int | None:
-        with self._changed:
-            return self._left.pop() if self._left else None
-
-    def _result(self, wanted: int) -> R:
-        while wanted not in self._done:
-            mine = self._take()
-            if mine is not None:
-                self._note(mine, *_outcome(self._function, self._items[mine]))
-                continue
-            with self._changed:
-                self._changed.wait_for(lambda: wanted in self._done or self._left)
-        result, error = self._done.pop(wanted)
-        if error is not None:
-            raise error
-        found: R = result
-        return found
-
-    def _note(self, index: int, result: Any, error: BaseException | None) -> None:
-        with self._changed:
-            self._done[index] = result, error
-            self._changed.notify_all()
-
-    def _send(self, pool: ProcessPoolExecutor) -> None:
-        """Keep one process at work."""
-        while (index := self._take()) is not None:
-            try:
-                future = pool.submit(self._function, self._items[index])
-            except (RuntimeError, OSError):  # broken, or no more processes are to be had
-                self._give_back(index)
-                return
-            try:
-                self._note(index, future.result(), None)
-            except (BrokenProcessPool, CancelledError):
-                self._give_back(index)
-                return
-            except Exception as error:
-                self._note(index, None, error)
-
-    def _give_back(self, index: int) -> None:
-        with self._changed:
-            self._left.append(index)
-            self._changed.notify_all()
-
-
-def _outcome(function: Callable[[T], R], item: T) -> tuple[R | None, Exception | None]:
+def _shared(pool: ProcessPoolExecutor, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """All results in order; this process does what nobody has begun while the next one is missing, and what a process that died left."""
+    asked: list[Future[R]] = []
+    with suppress(RuntimeError, OSError):  # broken, or no more processes are to be had
+        asked += (pool.submit(function, item) for item in items)
+    mine: dict[int, Future[R]] = {}
     try:
-        return function(item), None
+        for wanted, item in enumerate(items):
+            while wanted not in mine and not (wanted < len(asked) and asked[wanted].done()):
+                free = (k for k in range(len(items)) if k >= wanted and k not in mine)
+                index = next((k for k in free if k >= len(asked) or asked[k].cancel()), None)
+                if index is None:
+                    break
+                mine[index] = _outcome(function, items[index])
+            done = mine.pop(wanted) if wanted in mine else asked[wanted]
+            try:
+                result = done.result()
+            except (BrokenProcessPool, CancelledError):
+                result = function(item)
+            yield result
+    finally:
+        for future in asked:
+            future.cancel()
+
+
+def _outcome(function: Callable[[T], R], item: T) -> Future[R]:
+    """What the function gives here, or raises, for the place where it is asked for."""
+    done: Future[R] = Future()
+    try:
+        done.set_result(function(item))
     except Exception as error:
-        return None, error
+        done.set_exception(error)
+    return done
