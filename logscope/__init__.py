@@ -7,7 +7,8 @@ is loaded when it is first asked for, so that importing logscope costs next to n
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # as `typing` has it, at no cost: what is loaded before Ctrl-C is answered is as little as can be
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis, EngineResult, analyze
@@ -73,7 +74,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'logscope' has no attribute {name!r}")

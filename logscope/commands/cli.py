@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -31,6 +35,10 @@ _VERBS = {
     "formats": "List the log formats that are known.",
     "completion": "Print the completion script of a shell.",
 }
+
+
+INTERRUPTED = 130
+"""Exit status at Ctrl-C (128 + SIGINT); at SIGTERM it is 143."""
 
 
 class ReaderGoneError(Exception):
@@ -85,26 +93,78 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line; the one place where an exception becomes a sentence and an exit status."""
+    _guard_streams()
+    stopped = _StoppedBySigterm()
     try:
         return cli.main(args=args, prog_name="logscope", standalone_mode=True)
     except LogscopeError as error:
         remark(str(error))
         sys.exit(error.status)
     except ReaderGoneError:
-        # The reader of the pipe went away: end quietly, also when the interpreter flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()  # whoever read the pipe went away: end quietly
         sys.exit(0)
     except (StoppedError, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(128 + signal.SIGTERM if stopped.seen else INTERRUPTED)
     except MemoryError:
         remark("out of memory; give a span with --since and --until")
         sys.exit(INTERNAL)
     except OSError as error:  # sources that cannot be read are told apart where they are opened
         name = f"{error.filename}: " if error.filename else ""
         remark(f"{name}{error.strerror or error}")
+        _forget_output()
         sys.exit(UNWRITTEN)
     except Exception as error:
         if os.environ.get("LOGSCOPE_DEBUG"):
             raise
         remark(f"a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it")
         sys.exit(INTERNAL)
+
+
+class _StoppedBySigterm:
+    """SIGTERM ends a command as Ctrl-C does: quietly, and after what it began is cleared away."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+class _Heedless(io.FileIO):
+    """Standard error that nobody can read (full, closed): what is said there is lost, and nothing else."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _forget_output() -> None:
+    """What still waits to be written to standard output goes nowhere, or the interpreter fails at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _guard_streams() -> None:
+    """Standard streams that are closed are put in their place, so that no file that is opened later takes their number.
+
+    Writing to a standard output that is closed fails, as to one that is full: the answer would be lost without a word.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:  # noqa: PERF203 - closed
+            opened = os.open(os.devnull, mode)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open as long as the process
+    if sys.stderr is None or sys.stderr is sys.__stderr__:
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        raw = io.BufferedWriter(_Heedless(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True)

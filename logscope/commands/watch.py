@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from logscope.commands.options import Display, clock_options, display_options, json_option
+from logscope.commands.options import Display, check_targets, clock_options, display_options, json_option
 
 if TYPE_CHECKING:
     from logscope.live.monitor import Monitor
@@ -60,6 +60,7 @@ def command(
 
     if unit is not None and source is not None:
         raise click.UsageError("give SOURCE or --unit, not both")
+    check_targets([source] if source not in (None, "-") else [])
     name = f"unit {unit}" if unit is not None else source or "-"
     coverage, monitor = Coverage(sources=[name]), Monitor()
     stopped = False

@@ -107,11 +107,11 @@ class _Followed:
             self.position, self.mark = 0, b""
             return True
         try:
-            fresh = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fresh = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False  # between two files of a rotation
         facts = os.fstat(fresh)
-        if (facts.st_dev, facts.st_ino) == self.identity:
+        if (facts.st_dev, facts.st_ino) == self.identity or not stat.S_ISREG(facts.st_mode):
             os.close(fresh)
             return False
         os.close(self.descriptor)
