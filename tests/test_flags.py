@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from logscope.server.defaults import Deployment, default_for
-from logscope.server.flags import flag_for, known_settings, release_of, version_key
+from logscope.server.flags import flag_for, release_of, version_key
 
 TABLE = json.loads(resources.files("logscope.server").joinpath("flags.json").read_text(encoding="utf-8"))
 RELEASES = TABLE["releases"]
@@ -34,7 +34,7 @@ def test_a_version_between_releases_counts_as_the_earlier(version: str, release:
     assert release_of(version) == release
 
 
-@pytest.mark.parametrize("setting", known_settings())
+@pytest.mark.parametrize("setting", TABLE["settings"])
 def test_a_flag_exists_exactly_in_its_versions(setting: str) -> None:
     ranges = [part.split("..") for versions, _ in TABLE["settings"][setting]["flags"] for part in versions.split(",")]
     for index, release in enumerate(RELEASES):

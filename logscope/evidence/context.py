@@ -13,7 +13,10 @@ from logscope.evidence.preemptions import Logged
 from logscope.evidence.windows import full_pct, stats_windows
 from logscope.server.engines import EngineLog
 
-__all__ = ["Context", "context_of", "without_client_text"]
+CLEAN_STOP_S = 5.0
+"""What dies within so many seconds of a word of shutting down was stopped, and did not crash."""
+
+__all__ = ["CLEAN_STOP_S", "Context", "context_of", "without_client_text"]
 
 # CUDA error: an illegal memory access was encountered; NCCL error in: …; Worker failed with error …; [Errno 28] No space left on device
 _FROM_ENGINE = re.compile(

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from parsers.envelopes import Clock, Unwrapper
 from parsers.lines import MAX_LINE, Line
 from parsers.reading.events import Coverage
 from parsers.sources.compression import compression_of
+from parsers.sources.journal import JournalError, start_journalctl
 
 __all__ = [
     "JOURNAL_LINES",
@@ -229,16 +228,12 @@ def _pipe_at(path: Path) -> int | None:
 @contextmanager
 def open_unit(unit: str) -> Iterator[Chunks]:
     """The entries of a systemd unit's journal, the last ones first and then each new one. Raises NothingToWorkOn without journalctl."""
-    command = shutil.which("journalctl")
-    if command is None:
+    try:
+        process = start_journalctl([f"--unit={unit}", "--follow", f"--lines={JOURNAL_LINES}"], "json")
+    except JournalError:
         raise NothingToWorkOn(
             "--unit needs the command journalctl, which is not installed here; pipe the log in instead"
-        )
-    process = subprocess.Popen(  # noqa: S603 (a fixed command, no shell; the unit is one argument)
-        [command, f"--unit={unit}", "--follow", f"--lines={JOURNAL_LINES}", "--output=json", "--no-pager", "--quiet"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
+        ) from None
     assert process.stdout is not None
     try:
         yield read_pipe(process.stdout.fileno())

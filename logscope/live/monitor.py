@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from logscope.evidence.context import CLEAN_STOP_S
 from logscope.live.pressure import EnginePressure, Reading
 from logscope.sanitize import clean, redacted
 from logscope.server.settings import gather
@@ -23,7 +24,6 @@ _RANK = {"none": 0, "saturated": 1, "thrash": 2}
 _BROKEN = re.compile(r"dead|died|fatal|output_handler|worker_exc|rpc|oom")
 MAX_ENGINES = 256
 SILENT_S = 60.0
-CLEAN_STOP_S = 5.0
 
 Key = tuple[int, int | None]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from logscope.errors import NothingToWorkOn
 from parsers.envelopes.stamps import zone_of
 from parsers.reading.by_line import KEEP_EVENTS, Keep, read_events
 from parsers.reading.events import Coverage, Event
+from parsers.sources.journal import JournalError, start_journalctl
 
 __all__ = [
     "Moment",
@@ -267,14 +267,12 @@ def _epoch(unit: str, moment: Moment | None, zone: str | None) -> int | None:
 
 def _newest(unit: str, *more: str) -> int | None:
     """The time of the unit's newest entry (of a kind), in seconds since the epoch."""
-    command = shutil.which("journalctl")
-    if command is None:
-        return None
-    arguments = [command, f"--unit={unit}", "--lines=1", "--output=json", "--no-pager", "--quiet"]
     try:
-        found = subprocess.run(  # noqa: S603 (a fixed command, no shell; each value is one argument)
-            [*arguments, *more], stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
-        ).stdout
+        with start_journalctl([f"--unit={unit}", "--lines=1", *more], "json", subprocess.DEVNULL) as process:
+            try:
+                found, _ = process.communicate(timeout=PATIENCE_S)
+            finally:
+                process.kill()
         return int(json.loads(found)["__REALTIME_TIMESTAMP"]) // 1_000_000
-    except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
+    except (JournalError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
         return None

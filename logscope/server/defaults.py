@@ -12,13 +12,12 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from logscope.server.flags import declared_default, release_of, version_key
+from logscope.server.flags import ALIASES, declared_default, release_of, since
 from logscope.server.settings import SETTINGS, Configuration
 
 __all__ = ["Deployment", "default_for", "fill_defaults"]
 _HOPPER = ("H100", "H200")
 _SERVER_BUDGETS = {2048: False, 8192: True}
-_NAMES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def default_for(setting: str, version: str, on: Deployment | None = None) -> obj
     release = release_of(version)
     if release is None:
         return None
-    setting = _NAMES.get(setting, setting)
+    setting = ALIASES.get(setting, setting)
     rule = _RULES.get(setting)
     if rule is not None:
         return rule(release, on)
@@ -70,22 +69,18 @@ def _literal(text: str | None) -> object:
     return value
 
 
-def _since(release: str, version: str) -> bool:
-    return version_key(release) >= version_key(version)
-
-
 def _is_large(release: str, on: Deployment) -> bool | None:
     """Whether a device counts as large (V1): Hopper until 0.8.4, then 70 GiB, an A100 excepted from 0.9.0 on."""
     if on.chosen_budget in _SERVER_BUDGETS:
         return _SERVER_BUDGETS[on.chosen_budget]
     name = (on.device_name or "").upper()
-    if not _since(release, "0.8.5"):
+    if not since(release, "0.8.5"):
         return any(hopper in name for hopper in _HOPPER) if name else None
     if on.device_gib is None:
         return None
-    if _since(release, "0.28.0") and on.device_gib >= 160:
+    if since(release, "0.28.0") and on.device_gib >= 160:
         return True
-    excepted = (_since(release, "0.9.0") and "A100" in name) or (_since(release, "0.33.0") and "GB10" in name)
+    excepted = (since(release, "0.9.0") and "A100" in name) or (since(release, "0.33.0") and "GB10" in name)
     return on.device_gib >= 70 and not excepted
 
 
@@ -93,16 +88,16 @@ def _max_num_seqs(release: str, on: Deployment) -> int | None:
     seats: int | None = None
     if on.engine == "V0":
         seats = 256
-    elif not _since(release, "0.8.0"):
+    elif not since(release, "0.8.0"):
         return None
-    elif on.is_cpu and _since(release, "0.9.2"):
-        seats = (256 if on.offline else 128) * on.world_size if _since(release, "0.10.0") else 32
-    elif not _since(release, "0.8.4"):
+    elif on.is_cpu and since(release, "0.9.2"):
+        seats = (256 if on.offline else 128) * on.world_size if since(release, "0.10.0") else 32
+    elif not since(release, "0.8.4"):
         seats = 1024
     else:
         large = _is_large(release, on)
         seats = None if large is None else 1024 if large else 256
-    if seats is not None and on.max_num_batched_tokens and _since(release, "0.10.1"):
+    if seats is not None and on.max_num_batched_tokens and since(release, "0.10.1"):
         return min(seats, on.max_num_batched_tokens)
     return seats
 
@@ -110,20 +105,20 @@ def _max_num_seqs(release: str, on: Deployment) -> int | None:
 def _max_num_batched_tokens(release: str, on: Deployment) -> int | None:
     if on.engine == "V0":
         return _v0_budget(release, on)
-    if not _since(release, "0.8.0"):
+    if not since(release, "0.8.0"):
         return None
-    if on.is_cpu and _since(release, "0.10.0"):
+    if on.is_cpu and since(release, "0.10.0"):
         budget = (4096 if on.offline else 2048) * on.world_size
     else:
         large = _is_large(release, on)
         if large is None:
             return None
-        huge = _since(release, "0.28.0") and (on.device_gib or 0) >= 160
+        huge = since(release, "0.28.0") and (on.device_gib or 0) >= 160
         sizes = (16384, 16384 if huge else 8192) if large else (8192, 2048)
         budget = sizes[0] if on.offline else sizes[1]
-    if on.throughput_mode and _since(release, "0.17.0"):
+    if on.throughput_mode and since(release, "0.17.0"):
         budget *= 2
-    if _since(release, "0.11.1") and on.max_model_len:
+    if since(release, "0.11.1") and on.max_model_len:
         if on.enable_chunked_prefill is False:
             budget = max(budget, on.max_model_len)
         if on.max_num_seqs:
@@ -132,13 +127,13 @@ def _max_num_batched_tokens(release: str, on: Deployment) -> int | None:
 
 
 def _v0_budget(release: str, on: Deployment) -> int | None:
-    if not _since(release, "0.2.0"):
+    if not since(release, "0.2.0"):
         return 2560
     chunked = on.enable_chunked_prefill
     if chunked is None:
         chunked = _chunked_prefill(release, on)
-    if chunked and _since(release, "0.4.1"):
-        return 2048 if _since(release, "0.6.5") else 512
+    if chunked and since(release, "0.4.1"):
+        return 2048 if since(release, "0.6.5") else 512
     if on.max_model_len is None or chunked is None:
         return None
     return max(on.max_model_len, 2048)
@@ -146,8 +141,8 @@ def _v0_budget(release: str, on: Deployment) -> int | None:
 
 def _chunked_prefill(release: str, on: Deployment) -> bool | None:
     if on.engine == "V1":
-        return True if _since(release, "0.8.0") else None
-    if not _since(release, "0.5.3"):
+        return True if since(release, "0.8.0") else None
+    if not since(release, "0.5.3"):
         return False
     return None if on.max_model_len is None else on.max_model_len > 32768
 
@@ -155,16 +150,16 @@ def _chunked_prefill(release: str, on: Deployment) -> bool | None:
 def _prefix_caching(release: str, on: Deployment) -> bool | None:
     if on.engine == "V0":
         return False
-    return True if _since(release, "0.8.0") else None
+    return True if since(release, "0.8.0") else None
 
 
 def _async_scheduling(release: str, on: Deployment) -> bool:
-    return on.engine == "V1" and _since(release, "0.14.0")
+    return on.engine == "V1" and since(release, "0.14.0")
 
 
 def _block_size(release: str, on: Deployment) -> int | None:
     if on.is_cpu and on.engine == "V1":
-        return 128 if _since(release, "0.10.0") else 16
+        return 128 if since(release, "0.10.0") else 16
     return 16
 
 
@@ -174,7 +169,7 @@ def _watermark(release: str, on: Deployment) -> float:
 
 
 def _reserve_full_isl(release: str, on: Deployment) -> bool:
-    return on.engine == "V1" and _since(release, "0.19.0")
+    return on.engine == "V1" and since(release, "0.19.0")
 
 
 def _swap_space(release: str, on: Deployment) -> float | None:

@@ -15,6 +15,7 @@ from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.kv_group import group_record, groups_from_records, several_groups
+from reference_engine.v1.profile import version_key
 
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
 
@@ -208,11 +209,8 @@ def _engine_of(rows: list[dict[str, Any]], frames: Mapping[str, pl.DataFrame]) -
 
 def _engine_by_version(version: str) -> str | None:
     """Before 0.8.0 V0 is the default, from 0.11.0 there is only V1; in between V1 is the default."""
-    parts = version.split(".")
-    try:
-        return "V1" if (int(parts[0]), int(parts[1])) >= (0, 8) else "V0"
-    except (ValueError, IndexError):
-        return None
+    key = version_key(version)
+    return None if key is None else "V1" if key >= (0, 8, 0) else "V0"
 
 
 def _device(frames: Mapping[str, pl.DataFrame], configuration: Configuration) -> str | None:

@@ -14,32 +14,20 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["FlagSpelling", "declared_default", "flag_for", "known_settings", "release_of", "version_key"]
+from packaging.version import Version
+
+__all__ = ["ALIASES", "FlagSpelling", "declared_default", "flag_for", "release_of", "since", "version_key"]
 
 # Names of `--set` that differ from vLLM's own setting.
-_ALIASES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy"}
+ALIASES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy"}
 
 # Settings that make the V1 engine of older versions give way to V0 (0.8.0 to 0.10.2): first version that keeps V1.
 _V1_SINCE = {"scheduling_policy": "0.9.2", "long_prefill_token_threshold": "0.8.3"}
 
-_VERSION = re.compile(
-    r"v?(\d+(?:\.\d+)*)(?:[.-]?(a|b|rc|dev|post)\.?(\d*))?(?:[.-]?(dev)\.?(\d*))?(?:\+.*)?$", re.IGNORECASE
-)
-_STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}
 
-Key = tuple[tuple[int, ...], int, int]
-
-
-def version_key(version: str) -> Key:
+def version_key(version: str) -> Version:
     """Sorts versions: 0.8.5.dev1 < 0.8.5rc1 < 0.8.5 < 0.8.5.post1 < 0.10.1 < 0.10.1.1. Raises ValueError on other text."""
-    found = _VERSION.match(version.strip())
-    if found is None:
-        raise ValueError(f"not a version: {version!r}")
-    release = [int(part) for part in found[1].split(".")]
-    while release and release[-1] == 0:
-        release.pop()
-    stage = _STAGES[found[2].lower()] if found[2] else 0
-    return tuple(release), stage, int(found[3] or 0)
+    return Version(version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +61,8 @@ def _table() -> dict[str, Any]:
 
 
 @cache
-def _releases() -> tuple[tuple[Key, str], ...]:
+def _releases() -> tuple[tuple[Version, str], ...]:
     return tuple((version_key(release), release) for release in _table()["releases"])
-
-
-def known_settings() -> tuple[str, ...]:
-    """All settings of which anything is known."""
-    return tuple(_table()["settings"])
 
 
 def release_of(version: str) -> str | None:
@@ -105,7 +88,8 @@ def _within(release: str, versions: str) -> bool:
     return False
 
 
-def _at_least(release: str, version: str) -> bool:
+def since(release: str, version: str) -> bool:
+    """Whether a release is `version`, or later."""
     return version_key(release) >= version_key(version)
 
 
@@ -125,7 +109,7 @@ def flag_for(setting: str, version: str | None, *, engine: str | None = None) ->
     With `engine` (`V0`, `V1`) it is None too where the flag has no effect on that engine, or would make a V1 server fall back to
     V0. Without a version only a flag counts that all releases of the engine since 0.8.0 (V0: 0.6.3 to 0.10.2) spell alike.
     """
-    setting = _ALIASES.get(setting, setting)
+    setting = ALIASES.get(setting, setting)
     entry = _table()["settings"].get(setting)
     if entry is None:
         return None
@@ -154,8 +138,8 @@ def _common_flag(setting: str, engine: str | None) -> FlagSpelling | None:
 def _works_on(entry: dict[str, Any], setting: str, release: str, engine: str) -> bool:
     only = entry.get("engine", "")
     if engine == "V1":
-        since = _V1_SINCE.get(setting)
-        return not only.startswith("V0 only") and (since is None or _at_least(release, since))
+        first = _V1_SINCE.get(setting)
+        return not only.startswith("V0 only") and (first is None or since(release, first))
     also_v0 = re.search(r"and V0 ([\d.]+)", only)
     return not only.startswith("V1") or (also_v0 is not None and also_v0[1] == release)
 
@@ -170,12 +154,12 @@ def _spelling(
     boolean = "none"
     if negation is not None:
         # `--x` alone, then (enable_chunked_prefill) `--x=False`, then `--no-x`.
-        can_negate = _at_least(release, "0.6.5" if setting == "enable_prefix_caching" else "0.8.5")
+        can_negate = since(release, "0.6.5" if setting == "enable_prefix_caching" else "0.8.5")
         boolean = "switch"
         if setting == "enable_chunked_prefill":
-            boolean = "equals" if _at_least(release, "0.5.3") and not can_negate else "switch"
+            boolean = "equals" if since(release, "0.5.3") and not can_negate else "switch"
             # V1 ignores a False until 0.11.0.
-            if engine == "V1" and not _at_least(release, "0.11.1"):
+            if engine == "V1" and not since(release, "0.11.1"):
                 can_negate, boolean = False, "switch"
         negation = negation if can_negate else None
     elif any(default == "False" for _, default in entry["defaults"]):

@@ -11,7 +11,6 @@ from logscope.server.flags import flag_for
 from logscope.server.settings import SETTINGS, SettingError
 from reference_engine.cost.kv_capacity import Placement, rescaled_num_blocks
 from reference_engine.cost.model_shape import ModelShape, Parallel
-from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.model.errors import ConfigError
 
@@ -32,15 +31,6 @@ class StepScale:
     prefill: float = 1.0
     decode: float = 1.0
     kv: float = 1.0
-
-    def apply(self, step_time: LinearStepTime) -> LinearStepTime:
-        """The changed step time."""
-        return LinearStepTime(
-            step_time.base_s * self.base,
-            step_time.per_prefill_token_s * self.prefill,
-            step_time.per_decode_s * self.decode,
-            step_time.per_kv_token_s * self.kv,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from logscope.server.flags import ALIASES
 from reference_engine.model.errors import ConfigError
 from reference_engine.model.kv_group import group_record, groups_from_records
 
@@ -38,10 +39,9 @@ SCENARIO_SETTINGS: dict[str, type] = {"replicas": int, "arrival_scale": float}
 
 # What vLLM calls a setting -> what it is called here. Later sources overrule earlier ones.
 _ALIASES = {
-    "scheduling_policy": "policy",
+    **{name: key for key, name in ALIASES.items()},
     "max_seq_len": "max_model_len",
     "auto_fit_max_model_len": "max_model_len",
-    "num_gpu_blocks_override": "num_blocks",
     "num_gpu_blocks": "num_blocks",
 }
 _MORE = (

@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-__all__ = ["MAGIC", "JournalError", "JournalQuery", "export_blocks", "has_journal"]
+__all__ = ["MAGIC", "JournalError", "JournalQuery", "export_blocks", "has_journal", "start_journalctl"]
 
 MAGIC = b"LPKSHHRH"
 _SUFFIXES = (".journal", ".journal~")
@@ -61,20 +62,27 @@ class JournalQuery:
         return _exported(arguments, size, live=self.follow)
 
 
-def _exported(arguments: Sequence[str], size: int, *, live: bool = False) -> Iterator[bytes]:
+def start_journalctl(
+    arguments: Sequence[str], output: str, complaints: IO[bytes] | int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start journalctl, whose entries come on its `stdout` in the form `output` (its own word); raises `JournalError` where there is none."""
     command = shutil.which("journalctl")
     if command is None:
         raise JournalError(
             "a systemd journal needs the command journalctl, which is not installed; "
             "run `journalctl -o export` where it is and give the output"
         )
+    return subprocess.Popen(  # noqa: S603 (a fixed command, no shell; each value is one argument)
+        [command, *arguments, f"--output={output}", "--no-pager", "--quiet"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+    )
+
+
+def _exported(arguments: Sequence[str], size: int, *, live: bool = False) -> Iterator[bytes]:
     with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(  # noqa: S603 (a fixed command, no shell; each value is one argument)
-            [command, *arguments, "--output=export", "--no-pager", "--quiet"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-        )
+        process = start_journalctl(arguments, "export", complaints)
         output = process.stdout
         assert output is not None
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from reference_engine.model.config import EngineConfig
 from reference_engine.replay.clock import kv_usage
-from reference_engine.v1.profile import profile_of
+from reference_engine.v1.profile import profile_of, version_key
 
 __all__ = ["Lengths", "SketchBatch", "SketchRequest", "SketchRules"]
 V0_WATERMARK = 0.01  # share of the blocks that V0 keeps free when it admits (0.3.0 .. 0.10.2, cache_config)
@@ -74,11 +74,8 @@ class SketchRules:
 
 def _credits_hits(version: str) -> bool:
     """Until 0.15 the prompt throughput counts whole prompts, later only what was computed."""
-    parts = version.lstrip("v").split(".")
-    try:
-        return (int(parts[0]), int(parts[1])) < (0, 16)
-    except (ValueError, IndexError):
-        return False
+    key = version_key(version)
+    return key is not None and key < (0, 16, 0)
 
 
 class SketchRequest:

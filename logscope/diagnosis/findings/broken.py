@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from logscope.evidence.context import Context, without_client_text
+from logscope.evidence.context import CLEAN_STOP_S, Context, without_client_text
 from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.evidence.windows import usual_interval
 from parsers.families.http import PROBE_PATHS
@@ -20,7 +20,6 @@ from parsers.families.http import PROBE_PATHS
 __all__ = ["engine_crash", "engine_stall", "failed_start", "runtime_oom"]
 _DEAD = "dead|died|fatal|output_handler|worker_exc|rpc"
 _NAMELESS = "EngineDeadError"
-CLEAN_STOP_S = 5
 MIN_SILENCE_S = 30.0
 PROBES_OF_A_STALL = 20
 ZERO_WINDOWS_OF_A_STALL = 3
