@@ -5,21 +5,24 @@ Which file is which: a source is known again by its inode and its head, by its h
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from logscope.atomic_files import write_whole
 from logscope.errors import LogscopeError
+from logscope.sanitize import json_document
 from parsers.reading.events import Coverage
 from parsers.sources.resuming import HEAD, Stand, head_hash
 
 __all__ = ["Entry", "Known", "Memory", "StateError", "check_resumable", "known_sources", "locked"]
-VERSION = 1
+VERSION = 2
 NAME = "state.json"
 
 
@@ -53,7 +56,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Memory:
-    """Everything that is remembered; `options` are those under which it was read, `segments` the files of frames that count."""
+    """Everything that is remembered; `options` are those under which it was read, `segments` the files of frames that count, `digests` what they hold."""
 
     options: dict[str, Any] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
@@ -63,29 +66,41 @@ class Memory:
     order: int = 0
     runs: int = 0
     segments: list[str] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path, options: Mapping[str, Any]) -> Memory:
-        """What `folder` remembers, nothing where it is new. Raises StateError for another version's, or one read with other options."""
+        """What `folder` remembers, nothing where it is new.
+
+        Raises:
+            StateError: another version's, read with other options, or damaged in any of its files.
+        """
         try:
-            text = (folder / NAME).read_text(encoding="utf-8")
+            text = _regular(folder / NAME).read_bytes()
         except FileNotFoundError:
             return cls(options=dict(options))
+        except OSError as error:
+            raise _damaged(folder / NAME) from error
         try:
-            found = cls._of(json.loads(text))
+            found = cls._of(json_document(text))
         except (ValueError, TypeError, KeyError) as error:
-            raise StateError(f"{folder / NAME}: not what logscope wrote; remove the folder to begin anew") from error
+            raise _damaged(folder / NAME) from error
         for name, value in options.items():
             if found.options.get(name) != value:
                 raise StateError(
                     f"{folder}: was read with {name} {found.options.get(name)!r}, not {value!r}; give the same, or another folder"
                 )
+        for name in found.segments:
+            if found.digests.get(name, "") != _digest_or_none(folder / name):
+                raise _damaged(folder / name)
         return found
 
     @classmethod
-    def _of(cls, document: dict[str, Any]) -> Memory:
-        if document.pop("version") != VERSION:
+    def _of(cls, document: Any) -> Memory:
+        if not isinstance(document, dict) or document.pop("version", None) != VERSION:
             raise ValueError("version")
+        if document.pop("seal", None) != _seal(document):
+            raise ValueError("seal")
         entries = [
             Entry(
                 **{
@@ -100,29 +115,70 @@ class Memory:
         return cls(entries=entries, **document)
 
     def save(self, folder: Path) -> None:
-        """Write it, whole or not at all."""
-        document = {"version": VERSION, **asdict(self)}
-        write_whole(folder / NAME, json.dumps(document, ensure_ascii=False).encode())
+        """Write it, whole or not at all, with a digest of itself and of each of its files."""
+        self.digests = {name: self.digests.get(name) or _digest(folder / name) for name in self.segments}
+        document = asdict(self)
+        sealed = {"version": VERSION, "seal": _seal(document), **document}
+        write_whole(folder / NAME, json.dumps(sealed).encode())
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    """What a file of frames is known again by. Raises OSError for what is missing or no regular file."""
+    with _regular(path).open("rb") as file:
+        found = hashlib.blake2b(digest_size=16)
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _digest_or_none(path: Path) -> str | None:
+    try:
+        return _digest(path)
+    except OSError:
+        return None
+
+
+def _regular(path: Path) -> Path:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(0, "no regular file", str(path))
+    return path
+
+
+def _damaged(path: Path) -> StateError:
+    return StateError(f"{path}: damaged, or not what this logscope wrote; remove the folder to read everything anew")
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` (made where it is missing) for one run at a time; raises StateError where another run holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold `folder` (made where it is missing) for one run at a time; what is written meanwhile only its owner can read.
+
+    Raises:
+        StateError: another run holds it, or it is no folder that can be used.
+    """
+    umask = os.umask(0o077)
+    descriptor = -1
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except OSError as error:
-            raise StateError(f"{folder}: another run is using it; wait for its end") from error
+            raise StateError(f"{error.filename or folder}: {error.strerror or error}; give another folder") from error
+        with suppress(ImportError):  # no such locks on this system
+            import fcntl
+
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StateError(f"{folder}: another run is using it; wait for its end") from error
         yield
     finally:
-        os.close(descriptor)
+        os.umask(umask)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 Known = tuple[Any, Entry]
