@@ -69,10 +69,10 @@ class Stretch:
             return False
         self._count(part, header, event)
         self.taken[part] = True
-        for row in np.flatnonzero(self.found.telling[part] & ~self.said.event[part]) + start:
-            self._foreign(int(row))
-        events = int(event.sum())
-        if not events:
+        telling = np.flatnonzero(self.found.telling[part] & ~event)
+        if not event.any():
+            for row in telling.tolist():
+                self._foreign(start + row)
             return True
         family = "stats" if self.said.serving[part].any() else "http"
         record = Record([], outer=None if self.outers is None else self.outers.outer)
@@ -87,8 +87,14 @@ class Stretch:
         if self.outer_us is not None:
             at = np.where(at == _NEVER, self.outer_us[part], at)
         self.at[part] = at
-        first = builder.number(events, place.server, reader.name, None if newest == _NEVER else newest)
-        self.order[part] = first + np.cumsum(event) - 1
+        numbered = np.cumsum(event)
+        self.order[part] = builder.order + numbered - 1
+        before = 0
+        for row in telling.tolist():  # what it says stands between events
+            builder.number(int(numbered[row]) - before, place.server, reader.name, None)
+            before = int(numbered[row])
+            self._foreign(start + row)
+        builder.number(int(numbered[-1]) - before, place.server, reader.name, None if newest == _NEVER else newest)
         return True
 
     def _count(self, part: slice, header: Mask, event: Mask) -> None:

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from parsers.reading.in_bulk.block import Block, Hole, Mask, Rows, Shape, shape_of
+from parsers import families
+from parsers.reading.frames import fields_frame
+from parsers.reading.in_bulk.block import Block, Mask, Rows, Shape, shape_of
 from parsers.reading.in_bulk.parts import Column, Part
+from parsers.reading.in_bulk.requests import is_simple, learned_holes
+from parsers.records.servers import OF_A_START
 
 __all__ = ["KnownGauges", "gauges"]
 
 _MOST_SHAPES = 64
-_NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,18})?"
-_WHOLE = "[0-9]{1,18}"
-_STEP = (
-    r"(?:Engine (?P<engine>[0-9]{1,9}): )?Iteration\("
-    rf"(?P<iteration>{_WHOLE})\): (?P<context_requests>{_WHOLE}) context requests, "
-    rf"(?P<context_tokens>{_WHOLE}) context tokens, (?P<generation_requests>{_WHOLE}) generation requests, "
-    rf"(?P<generation_tokens>{_WHOLE}) generation tokens, iteration elapsed time: (?P<elapsed_ms>{_NUMBER}) ms"
-    rf"(?P<dummy> \(dummy\))?(?:, (?P<device>[A-Za-z]{{1,20}}) KV cache usage: (?P<gpu_kv_cache_usage_pct>{_NUMBER})%"
-    rf"(?:, encoder inputs: (?P<encoder_inputs>{_WHOLE}), encoder output embeddings: (?P<encoder_output_embeddings>{_WHOLE}))?)?"
-)
-_RATES = (
-    rf"Avg prompt throughput: (?P<prompt_throughput>{_NUMBER}) tokens/s, "
-    rf"Avg generation throughput: (?P<generation_throughput>{_NUMBER}) tokens/s, Running: (?P<running>{_WHOLE}) reqs, "
-)
-_V1_STATS = (
-    rf"Engine (?P<engine>[0-9]{{1,9}}): {_RATES}Waiting: (?P<waiting>{_WHOLE}) reqs, "
-    rf"(?:Deferred: (?P<deferred>{_WHOLE}) reqs, )?(?P<device>[A-Z]{{3}}) KV cache usage: (?P<gpu_kv_cache_usage_pct>{_NUMBER})%"
-    rf"(?:, Prefix cache hit rate: (?P<prefix_cache_hit_rate_pct>{_NUMBER})%)?"
-    rf"(?:, External prefix cache hit rate: (?P<external_prefix_cache_hit_rate_pct>{_NUMBER})%)?"
-    rf"(?:, MM cache hit rate: (?P<mm_cache_hit_rate_pct>{_NUMBER})%)?\.?"
-)
-_V0_STATS = (
-    rf"{_RATES}Swapped: (?P<swapped>{_WHOLE}) reqs, Pending: (?P<waiting>{_WHOLE}) reqs, "
-    rf"GPU KV cache usage: (?P<gpu_kv_cache_usage_pct>{_NUMBER})%, CPU KV cache usage: (?P<cpu_kv_cache_usage_pct>{_NUMBER})%\.?"
-)
-_PATTERNS = {"iteration": (re.compile(_STEP),), "stats": (re.compile(_V1_STATS), re.compile(_V0_STATS))}
 
 
 class _Gauge(NamedTuple):
@@ -89,39 +66,27 @@ def gauges(block: Block, rows: Rows, message: int, family: str, known: KnownGaug
 
 
 def _gauge_of(text: bytes, family: str) -> _Gauge | None:
-    if not text.isascii():
+    """The shape of a message, learnt from the family itself: each number is varied, and the field that moves is the number's."""
+    fields = _fields(text, family)
+    if fields is None:
         return None
-    message = text.decode()
-    found = next((f for p in _PATTERNS[family] if (f := p.fullmatch(message))), None)
-    if found is None:
-        return None
-    holes = [
-        Hole(name, *found.span(name), fraction="." in value)
-        for name, value in found.groupdict().items()
-        if value is not None and name not in ("engine", "device", "dummy")
-    ]
+    holes = learned_holes(text, fields, lambda other: _fields(other, family), families.schema(family))
     shape = shape_of(text, holes)
-    if shape is None:
+    if shape is None or not holes:
         return None
-    said = found.groupdict()
-    columns: dict[str, Column] = {"variant": _variant(said)}
-    if said.get("engine") is not None:
-        columns["engine"] = int(said["engine"])
-    if said.get("device") is not None:
-        columns["device"] = said["device"]
-    if family == "iteration":
-        columns["dummy"] = said["dummy"] is not None
-    return _Gauge(shape, columns)
+    own = {hole.name for hole in holes}
+    variant = str(fields.pop("variant"))
+    columns = fields_frame(family, [fields]).row(0, named=True)
+    kept = {name: value for name, value in columns.items() if value is not None and name not in own}
+    return _Gauge(shape, {**kept, "variant": variant})
 
 
-def _variant(said: dict[str, str | None]) -> str:
-    if "iteration" in said:
-        return "v1_iter_core" if said["engine"] is None else "v1_iter_logger"
-    if "swapped" in said:
-        return "v0_stats_line"
-    marks = (
-        ("deferred", "v1_multi.deferred"),
-        ("external_prefix_cache_hit_rate_pct", "v1_multi.external"),
-        ("mm_cache_hit_rate_pct", "v1_multi.mm"),
-    )
-    return next((name for mark, name in marks if said[mark] is not None), "v1_stats_engine")
+def _fields(text: bytes, family: str) -> families.Fields | None:
+    """The fields of a message of the family, and its variant."""
+    message = text.decode("ascii", "replace")
+    if not text.isascii() or not is_simple(message):
+        return None
+    found = families.match(message, prefixed=True)
+    if found is None or found.family != family or found.prompt_fields or found.variant in OF_A_START:
+        return None
+    return {**found.fields, "variant": found.variant}

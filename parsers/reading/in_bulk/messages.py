@@ -14,12 +14,13 @@ import polars as pl
 
 from parsers import families
 from parsers.reading.by_line import WARNING_LEVELS, hide_text
+from parsers.reading.columns import Coded
 from parsers.reading.frames import fields_frame
 from parsers.reading.in_bulk.block import Block, Mask, Rows, rows_of
 from parsers.reading.in_bulk.gauges import KnownGauges, gauges
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.prompts import prompted
-from parsers.reading.in_bulk.requests import KnownParameters, lives, received
+from parsers.reading.in_bulk.requests import KnownParameters, life_lines, received
 from parsers.reading.in_bulk.templates import AccessLines, Known, Speech, Structure, is_odd
 from parsers.records.record import Record, RecordText, is_open
 from parsers.records.servers import OF_A_START, engine_index
@@ -79,12 +80,13 @@ def messages_of(block: Block, found: Structure, memory: Memory) -> Said:
     rest = [records for records in rest if len(records)]
     if rest:
         _others(found, said, pl.concat(rest).sort("row"))
+    said.tagged[found.tagged] = True
     for lines in found.alike.access:
         said.add("http", _accesses(lines))
-        said.tagged[lines.rows] = lines.head.process is not None
+        said.tagged[lines.rows] = lines.head.process is not None or lines.head.pid is not None
     if len(found.access):
         said.add("http", _foreign_accesses(found.access))
-        said.tagged[rows_of(found.access.filter(pl.col("process").is_not_null()))] = True
+        said.tagged[rows_of(found.access.filter(pl.col("pid").is_not_null()))] = True
     return said
 
 
@@ -92,21 +94,20 @@ def _speech(block: Block, said: Said, speech: Speech, memory: Memory) -> Rows:
     """Take the messages that begin alike; gives the rows that are to be read one by one."""
     beginning, rows = speech
     verb, message = beginning.verb, beginning.message
-    family = "request"
-    if verb.startswith("Received"):
+    family = beginning.family
+    if beginning.variant == "received":
         parts, good = received(block, rows, message, verb, memory.parameters)
         if not good.all():
             others, read = prompted(block, rows[~good], message, verb)
             parts += others
             good[~good] = read
-    elif verb.endswith("request "):
-        part, good = lives(block, rows, message, verb)
+    elif family == "request":
+        part, good = life_lines(block, rows, message, verb, beginning.variant)
         parts = [part]
     else:
-        family = "iteration" if verb.endswith("Iteration(") else "stats"
         parts, good = gauges(block, rows, message, family, memory.gauges)
     for part in parts:
-        fields = {name: part.columns[name] for name in ("engine",) if name in part.columns}
+        fields: families.Fields = {n: c for n, c in part.columns.items() if not isinstance(c, Coded | pl.Series)}
         record = Record([], process=beginning.process)
         columns: dict[str, Column] = {
             "process": beginning.process,
@@ -195,9 +196,7 @@ def _accesses(lines: AccessLines) -> Part:
         "variant": "access",
         "engine_index": engine_index(Record([], process=lines.head.process), "http", {}),
         "client": lines.clients,
-        "method": lines.end.method,
-        "path": lines.end.path,
-        "status": lines.end.status,
+        **lines.end.fields,
     }
     return Part(lines.rows, columns)
 

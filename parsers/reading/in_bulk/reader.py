@@ -155,7 +155,7 @@ class _SourceInBulk:
         parts = [one.outers for one in held if one.outers is not None]
         outers = joined_outers(parts) if parts else None
         self.here = self.assemblers.setdefault(place_of(outers.outer) if outers else None, Assembler())
-        found = structure_of(block, alike_in(block, self.memory.lines))
+        found = structure_of(block, alike_in(block, self.memory.lines), self.memory.lines)
         said = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
         complete = said.request if outers is None else np.zeros_like(said.request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, zip_longest
@@ -23,7 +23,7 @@ from parsers.reading.in_bulk.templates import WORD_CHARS
 from parsers.records.prefix import Header, strip_ansi
 from parsers.records.record import Record, RecordText, glued_at, is_open, may_continue
 
-__all__ = ["KnownParameters", "fields_of", "lives", "received"]
+__all__ = ["KnownParameters", "fields_of", "is_simple", "learned_holes", "life_lines", "received"]
 
 _LONGEST_ID = 256
 _LONGEST = MARGIN - 512  # with other numbers it may become longer
@@ -35,10 +35,10 @@ _ANY_ID = "x"
 _MOST_SHAPES = 64
 _SMALL = 1 << 16  # a table of so many numbers is sooner made than the numbers sorted
 _FEWEST = 4
-_LIMIT = re.compile(rb"\b(max_tokens|min_tokens)=([0-9]+)(?=[,)])")
-# Any other number, but for those that are fields too.
-_NUMBER = re.compile(rb"(?<=[ (])(?!max_tokens=|min_tokens=|n=|best_of=)[a-z_]+=([0-9]+(?:\.[0-9]+)?)(?=[,)])")
+_ANY_NUMBER = re.compile(rb"(?<![\w.])[0-9]+(?:\.[0-9]+)?(?![\w])")
+_ENGINE_FIELDS = frozenset({"engine", "num_engines"})  # they tell where an event belongs
 _OTHER = "_"
+_COPIES = frozenset({"params"})
 _ANY = Alphabet("".join(map(chr, range(128))))
 _MANY_SHAPES = 12
 _MOST_MISSES = 8
@@ -65,7 +65,7 @@ class KnownParameters:
     all: list[_Parameters] = field(default_factory=list)
 
 
-def lives(block: Block, rows: Rows, message: int, verb: str) -> tuple[Part, Mask]:
+def life_lines(block: Block, rows: Rows, message: int, verb: str, variant: str) -> tuple[Part, Mask]:
     """`Added request x.` and its like, whose text begins `message` bytes after the line's start; and which rows were read."""
     starts = block.starts[rows] + (message + len(verb))
     sizes = block.ends[rows] - starts
@@ -80,7 +80,7 @@ def lives(block: Block, rows: Rows, message: int, verb: str) -> tuple[Part, Mask
     good[good] = fit
     columns: dict[str, Column] = {
         "request_id": ids.filter(pl.Series(fit)) if not fit.all() else ids,
-        "variant": verb.split(" ")[0].lower(),
+        "variant": variant,
     }
     return Part(rows[good], columns), good
 
@@ -204,14 +204,8 @@ def _parameters_of(said: bytes, *, loose: bool) -> _Parameters | None:
     params = said[start : start + len(str(fields["params"]))]
     if params.decode() != fields["params"]:
         return None
-    holes = [Hole(found[1].decode(), found.start(2) + start, found.end(2) + start) for found in _LIMIT.finditer(params)]
-    if loose:
-        holes += [
-            Hole(f"{_OTHER}{at}", found.start(1) + start, found.end(1) + start, b"." in found[1])
-            for at, found in enumerate(_NUMBER.finditer(params))
-        ]
-        holes.sort(key=lambda hole: hole.start)
-    shape = shape_of(said, holes) if _are_free(said, holes, fields) else None
+    holes = learned_holes(said, fields, fields_of, families.schema("request"), _COPIES, loose=loose)
+    shape = shape_of(said, holes)
     if shape is None:
         holes, shape = [], shape_of(said, [])
     if shape is None:
@@ -233,7 +227,7 @@ def fields_of(said: bytes, *, prompt: bool = False) -> Fields | None:
     if not said.isascii() or said.count(b"prompt: ") != prompt:
         return None
     message = f"Received request {_ANY_ID}: {said.decode()}"
-    if not _is_simple(message):
+    if not is_simple(message):
         return None
     match = families.match(message, prefixed=True)
     if match is None or (match.family, match.variant) != ("request", "received"):
@@ -241,29 +235,66 @@ def fields_of(said: bytes, *, prompt: bool = False) -> Fields | None:
     return match.fields
 
 
-def _are_free(said: bytes, holes: Sequence[Hole], fields: Fields) -> bool:
-    """Whether these may be any numbers, and all fields but the limits stay the same: it is tried."""
+def learned_holes(
+    text: bytes,
+    fields: Fields,
+    read: Callable[[bytes], Fields | None],
+    known: Mapping[str, object],
+    copies: frozenset[str] = frozenset(),
+    *,
+    loose: bool = False,
+) -> list[Hole]:
+    """The numbers of a text that are fields: what `read` gives of other numbers in their places shows which, and that all may vary.
+
+    `known` are the fields that may be one, `copies` those that repeat the text. With `loose`, numbers that are no field may vary
+    too. Empty where they cannot vary together.
+    """
+    holes: list[Hole] = []
+    for found in _ANY_NUMBER.finditer(text):
+        name = _moved(text, found.span(), fields, read, copies)
+        if name == _OTHER and loose:
+            name = f"{_OTHER}{len(holes)}"
+        elif name not in known or name in _ENGINE_FIELDS:
+            continue
+        holes.append(Hole(str(name), *found.span(), b"." in found[0]))
     if len({hole.name for hole in holes}) != len(holes):
-        return False
+        return []
     for one, other_one in (("7", "1234567"), ("1020304", "90")):
-        text, want, end = said, dict(fields), len(said)
+        changed, want = text, dict(fields)
         for place, hole in reversed(list(enumerate(holes))):
             number = (one, other_one)[place % 2]
             printed = f"{number}.{number}" if hole.fraction else number
-            text = text[: hole.start] + printed.encode() + text[hole.end :]
+            changed = changed[: hole.start] + printed.encode() + changed[hole.end :]
             if not hole.name.startswith(_OTHER):
-                want[hole.name] = int(number)
-        other = fields_of(text)
-        if other is None:
-            return False
-        want["params"] = other["params"]
-        length = len(str(fields["params"])) + len(text) - end
-        if other != want or len(str(other["params"])) != length:
-            return False
-    return True
+                want[hole.name] = float(printed) if hole.fraction else int(number)
+        other = read(changed)
+        want |= {name: (other or {}).get(name) for name in copies}
+        longer = len(changed) - len(text)
+        if other != want or any(len(str(want[name])) != len(str(fields[name])) + longer for name in copies):
+            return []
+    return holes
 
 
-def _is_simple(message: str) -> bool:
+def _moved(
+    text: bytes, span: tuple[int, int], fields: Fields, read: Callable[[bytes], Fields | None], copies: frozenset[str]
+) -> str | None:
+    """The one field that has another number's value when this number is another; `_OTHER` where none has it."""
+    start, end = span
+    names = set()
+    for probe in (b"7.5", b"1234567.25") if b"." in text[start:end] else (b"7", b"1234567"):
+        if text[start:end] == probe:
+            continue
+        other = read(text[:start] + probe + text[end:])
+        if other is None or other.keys() != fields.keys():
+            return None
+        moved = {name for name in fields if other[name] != fields[name]} - copies
+        if len(moved) > 1 or any(other[name] != float(probe) for name in moved):
+            return None
+        names.add(moved.pop() if moved else _OTHER)
+    return names.pop() if len(names) == 1 else None
+
+
+def is_simple(message: str) -> bool:
     """Whether a record's text is one message on one line."""
     return not (
         may_continue(message)

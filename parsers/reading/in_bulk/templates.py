@@ -3,7 +3,7 @@
 A log has few different beginnings of records, and few different ends of access lines. Each is parsed once, and remembered from
 block to block; the lines that share it are found by comparing eight bytes at a time.
 
-What records and access lines begin with, strictly: a line that does not match is read by itself.
+Both are read by `parsers.records` and `parsers.families`; that nothing but the stamp, or the client, makes a difference is tried.
 
 Which lines of a block are records of one line, access lines or foreign, and which need the readers of single lines.
 """
@@ -11,24 +11,24 @@ Which lines of a block are records of one line, access lines or foreign, and whi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from parsers import families
 from parsers.families import ANCHORS
+from parsers.lines import Line
+from parsers.reading.columns import Value
 from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
 from parsers.records.dates import Stamps, packed_stamps
-from parsers.records.prefix import LEVELS
-from parsers.records.record import MAX_TAIL, OPENER
+from parsers.records.prefix import LEVELS, find_glued, parse_header, split_tags, strip_ansi
+from parsers.records.record import MAX_TAIL, OPENER, Assembler
+from parsers.records.servers import OF_A_START
 
 __all__ = [
-    "ACCESS",
-    "CLIENT_CHARS",
-    "HEADER",
     "MAX_HEAD",
-    "WORD",
     "WORD_CHARS",
     "AccessLines",
     "Alike",
@@ -45,39 +45,28 @@ WORD = r"[!-Z\\-~]"
 """A visible ASCII character but `[`, which could begin a colour code."""
 WORD_CHARS = "".join(map(chr, (*range(0x21, 0x5B), *range(0x5C, 0x7F))))
 
-_TAG = r"(?:\((?P<process>[A-Za-z_][0-9A-Za-z_]{0,60})(?: rank=[0-9]{1,4})? pid=(?P<pid>[0-9]{1,9})\) )?"
-_FILE = r"[A-Za-z_][0-9A-Za-z_./-]*"
-# (APIServer pid=1) INFO 05-09 00:49:33 [loggers.py:259] text
-HEADER = (
-    rf"^(?P<head>{_TAG}(?P<level>{'|'.join(LEVELS)}) "
-    r"(?P<stamp>(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01]) (?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)) "
-    rf"(?:\[(?P<origin>{_FILE}:[0-9]{{1,6}})\]|(?P<origin_old>{_FILE}\.py:[0-9]{{1,6}})\]?) )."
-)
 MAX_HEAD = 200
 CLIENT_CHARS = "0123456789ABCDEFabcdef.:[]"
-CLIENT = rf"[{re.escape(CLIENT_CHARS)}]+"
-# (APIServer pid=1) INFO:     10.20.0.5:51324 - "POST /v1/chat/completions HTTP/1.1" 200 OK
-ACCESS = (
-    rf'^(?P<head>{_TAG}INFO:     )(?P<client>{CLIENT}) - "(?P<method>[A-Z]+) (?P<path>{WORD}+) '
-    r'HTTP/[0-9.]+" (?P<status>[0-9]{3})(?: [A-Za-z -]*)?$'
-)
 
 _LONGEST_CLIENT = 64
 _MOST_KNOWN = 64
-_MOST_MISSES = 16
+_MOST_PATTERNS = 8
+_MOST_MISSES = 64
 _FEWEST = 4  # lines alike, or it is not worth remembering
-_HEADER = re.compile(HEADER.encode())
-_ACCESS = re.compile(ACCESS.encode())
-_VERBS = re.compile(
-    rb"(?:Received|Added|Aborted|Finished) request |(?:Engine \d{1,9}: )?(?:Iteration\(|Avg prompt throughput: )"
-)
+_STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
+_NUMBER = re.compile(r"\d")
 _CLIENT = Alphabet(CLIENT_CHARS)
+_OTHER_CLIENTS = ("1.2.3.4:5", "[fe80::1]:65535")
+_PARTS = ("method", "path", "status")
+_OTHER_PARTS = (("PUT", "/a?b=1", "503"), ("OPTIONS", "x", "100"))
+_REASON = "(?: [A-Za-z -]*)?$"
+_REASONS = ("", " OK", " Service Unavailable")
 
 
 class Beginning(NamedTuple):
     """What records alike begin with: `before` the stamp and `after` it, as far as the first words of the message.
 
-    `message` is where in the line the message begins, `verb` those first words.
+    `message` is where in the line the message begins, `verb` those first words; `family` and `variant` are the message's.
     """
 
     before: bytes
@@ -88,6 +77,8 @@ class Beginning(NamedTuple):
     origin: str
     message: int
     verb: str
+    family: str
+    variant: str
 
     @property
     def size(self) -> int:
@@ -99,9 +90,7 @@ class AccessEnd(NamedTuple):
     """What follows the client in access lines alike."""
 
     text: bytes
-    method: str
-    path: str
-    status: int
+    fields: dict[str, Value]
 
 
 class AccessHead(NamedTuple):
@@ -119,6 +108,8 @@ class Known:
 
     records: dict[bytes, list[Beginning]] = field(default_factory=dict)
     access: dict[bytes, AccessHead] = field(default_factory=dict)
+    access_patterns: dict[str, AccessHead] = field(default_factory=dict)
+    """Of any access line, with what stands before the client."""
 
     @property
     def count(self) -> int:
@@ -165,7 +156,7 @@ def alike_in(block: Block, known: Known) -> Alike:
         todo = _accesses(found, block, todo, head)
     misses = 0
     while len(todo) and misses < _MOST_MISSES and known.count < _MOST_KNOWN:
-        row = int(todo[len(todo) // 2])  # what is common stands in the middle too
+        row = int(todo[len(todo) * (misses + 1) * 5 // 8 % len(todo)])  # what is common stands everywhere
         left = _learned(found, block, todo, row, known)
         misses += len(todo) - len(left) < _FEWEST
         todo = left[left != row]
@@ -174,43 +165,113 @@ def alike_in(block: Block, known: Known) -> Alike:
 
 def _learned(found: Alike, block: Block, todo: Rows, row: int, known: Known) -> Rows:
     """What is left of the lines without those that are like line `row`."""
-    line = block.line(row)
-    access = _ACCESS.match(line)
-    if access is not None:
-        text, process, pid = access["head"], access["process"], access["pid"]
-        end = AccessEnd(
-            line[access.end("client") :], access["method"].decode(), access["path"].decode(), int(access["status"])
-        )
-        name, number = process.decode() if process else None, int(pid) if pid else None
-        left = _accesses(found, block, todo, AccessHead(text, name, number, [end]))
+    text = block.line(row).decode("utf-8", "replace")
+    beginning = _beginning_of(text)
+    if beginning is not None:
+        left = _records(found, block, todo, beginning.before, [beginning])
         if len(todo) - len(left) >= _FEWEST:
-            known.access.setdefault(text, AccessHead(text, name, number, [])).ends.append(end)
+            known.records.setdefault(beginning.before, []).append(beginning)
         return left
-    beginning = _beginning_of(line)
-    if beginning is None:
+    access = _access_of(text)
+    if access is None:
         return todo
-    left = _records(found, block, todo, beginning.before, [beginning])
+    head, pattern = access
+    if pattern is not None and len(known.access_patterns) < _MOST_PATTERNS:
+        known.access_patterns.setdefault(pattern, head._replace(ends=[]))
+    left = _accesses(found, block, todo, head)
     if len(todo) - len(left) >= _FEWEST:
-        known.records.setdefault(beginning.before, []).append(beginning)
+        known.access.setdefault(head.text, head._replace(ends=[])).ends.extend(head.ends)
     return left
 
 
-def _beginning_of(line: bytes) -> Beginning | None:
-    header = _HEADER.match(line)
-    verb = _VERBS.match(line, header.end("head")) if header else None
-    if header is None or verb is None or verb.end() > MAX_HEAD:
+def _beginning_of(text: str) -> Beginning | None:
+    """What a record begins with whose message has a shape; that nothing else depends on its stamp is tried."""
+    header = parse_header(text)
+    if header is None or header.actors or header.start > MAX_HEAD or strip_ansi(text) != text:
         return None
-    process, pid, origin = (header["process"], header["pid"], header["origin"] or header["origin_old"])
+    stamp = _STAMP.search(text, 0, header.start)
+    message = text[header.start :]
+    found = families.match(message, prefixed=True) if families.GATE.search(message) else None
+    if stamp is None or found is None or found.variant in OF_A_START:
+        return None
+    for other, parts in (("12-31 23:59:58", (12, 31, 23, 59, 58)), ("01-02 03:04:05", (1, 2, 3, 4, 5))):
+        if parse_header(text[: stamp.start()] + other + text[stamp.end() :]) != replace(header, stamp=parts):
+            return None
+    verb = _verb(message, found)
+    if not verb or not (text[: header.start] + verb).isascii() or header.start + len(verb) > MAX_HEAD:
+        return None
     return Beginning(
-        before=line[: header.start("stamp")],
-        after=line[header.end("stamp") : verb.end()],
-        process=process.decode() if process else None,
-        pid=int(pid) if pid else None,
-        level=header["level"].decode(),
-        origin=origin.decode(),
-        message=header.end("head"),
-        verb=verb[0].decode(),
+        before=text[: stamp.start()].encode(),
+        after=(text[stamp.end() : header.start] + verb).encode(),
+        process=header.process,
+        pid=header.pid,
+        level=header.level,
+        origin=header.origin,
+        message=header.start,
+        verb=verb,
+        family=found.family,
+        variant=found.variant,
     )
+
+
+def _verb(message: str, found: families.Match) -> str:
+    """A message up to what differs: the request's id, or the first number but for the engine's."""
+    name = found.fields.get("request_id")
+    if found.family == "request":
+        return message[: message.find(name)] if isinstance(name, str) and "request_ids" not in found.fields else ""
+    if found.family not in ("stats", "iteration"):
+        return ""
+    start = message.find(": ") if found.fields.get("engine") is not None else 0
+    number = _NUMBER.search(message, start)
+    return message[: number.start()] if number is not None else ""
+
+
+def _access_of(text: str) -> tuple[AccessHead, str | None] | None:
+    """The parts of an access line around its client, and a pattern of all access lines with this beginning."""
+    tags = split_tags(text)
+    fields = _access_fields(text, tags.start)
+    client = fields.get("client") if fields else None
+    if fields is None or not isinstance(client, str) or tags.actors or not text.isascii():
+        return None
+    at = text.find(client, tags.start)
+    before, after = text[:at], text[at + len(client) :]
+    if any(
+        _access_fields(before + other + after, tags.start) != {**fields, "client": other} for other in _OTHER_CLIENTS
+    ):
+        return None
+    own: dict[str, Value] = {name: value for name, value in fields.items() if name != "client" and value is not None}
+    head = AccessHead(before.encode(), tags.process, tags.pid, [AccessEnd(after.encode(), own)])
+    return head, _access_pattern(before, after, fields, tags.start)
+
+
+def _access_fields(text: str, start: int) -> dict[str, Value] | None:
+    """What an access line says that is nothing else besides."""
+    message = text[start:]
+    if find_glued(text, 0) >= 0 or strip_ansi(text) != text or not families.GATE.search(message):
+        return None
+    found = families.match(message, prefixed=False)
+    if found is None or (found.family, found.variant) != ("http", "access"):
+        return None
+    return {name: value for name, value in found.fields.items() if isinstance(value, Value)}
+
+
+def _access_pattern(before: str, after: str, fields: dict[str, Value], start: int) -> str | None:
+    """A pattern of access lines with any client, method, path and status; None where they do not stand apart."""
+    literals, rest = [], after
+    for name in _PARTS:
+        literal, value, rest = rest.partition(str(fields.get(name)))
+        if not value or not literal:
+            return None
+        literals.append(literal)
+    for parts in _OTHER_PARTS:
+        for reason in _REASONS:
+            text = before + _OTHER_CLIENTS[0] + "".join(map("".join, zip(literals, parts, strict=True))) + reason
+            want = {"client": _OTHER_CLIENTS[0], "method": parts[0], "path": parts[1], "status": int(parts[2])}
+            if _access_fields(text, start) != want:
+                return None
+    kinds = ("(?P<method>[A-Z]+)", f"(?P<path>{WORD}+)", "(?P<status>[0-9]{3})")
+    middle = "".join(re.escape(literal) + kind for literal, kind in zip(literals, kinds, strict=True))
+    return f"^(?P<head>{re.escape(before)})(?P<client>[{re.escape(CLIENT_CHARS)}]+){middle}{_REASON}"
 
 
 def _records(found: Alike, block: Block, todo: Rows, before: bytes, beginnings: list[Beginning]) -> Rows:
@@ -270,6 +331,15 @@ _TELLING_WORDS = [
 _ODD = r"[\x00-\x08\x0a-\x1f]|\^\[\[|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m|x across cluster\]"
 # The first line of several (`parsers.records.record.may_continue`).
 _NONE = pl.DataFrame()
+_RECORD_COLUMNS = {
+    "row": pl.Int64(),
+    "process": pl.String(),
+    "pid": pl.Int64(),
+    "level": pl.String(),
+    "origin": pl.String(),
+    "line": pl.String(),
+    "start": pl.Int64(),
+}
 _OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})"
 
 
@@ -278,7 +348,7 @@ class Structure:
     """A block's lines by kind; masks have one place a line.
 
     `records` are the lines with a prefix (`row`, its parts, `line`, and `start`, where in it the message begins) and `access` the
-    access lines that are not among those found by their likeness (`alike`); `stamps` has a place for each line, zero where it has
+    access lines that are not among those found by their likeness (`alike`); `tagged` lines that name their process and are no records; `stamps` has a place for each line, zero where it has
     no prefix. `bad` lines are left to the readers of single lines; `telling` ones may end a traceback or be another engine's.
     """
 
@@ -291,56 +361,74 @@ class Structure:
     blank: Mask
     bad: Mask
     telling: Mask
+    tagged: Mask
 
 
-def structure_of(block: Block, alike: Alike) -> Structure:
+def structure_of(block: Block, alike: Alike, known: Known) -> Structure:
     """Look at the beginning of each line that is not known yet, and at all of a line that begins like none known."""
     count = len(block)
-    reached, header, stamps = alike.reached.copy(), alike.header.copy(), alike.stamps
-    todo = np.flatnonzero(~(reached | header))
-    bad, blank, telling = np.zeros((3, count), np.bool_)
-    if not len(todo):
-        return Structure(alike, _NONE, _NONE, stamps, header, reached, blank, bad, telling)
-    rest = pl.DataFrame({"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()})
-    likely = pl.col("line").str.contains(r"^(?:\([^()]*\) )?INFO:     ")
-    access = extracted(rest.filter(likely), "line", ACCESS, must="head")
-    reached[rows_of(access)] = True
-    rest = rest.filter(pl.Series(~reached[todo]))
-    records = extracted(rest, "line", HEADER, must="head").filter(pl.col("head").str.len_bytes() <= MAX_HEAD)
-    rows = rows_of(records)
-    header[rows] = True
-    stamps[rows] = _stamps(records["stamp"])
-    records = records.select(
-        "row",
-        "process",
-        pl.col("pid").cast(pl.Int64()),
-        "level",
-        pl.coalesce("origin", "origin_old").alias("origin"),
-        "line",
-        pl.col("head").str.len_bytes().cast(pl.Int64()).alias("start"),
+    bad, blank, telling, tagged = np.zeros((4, count), np.bool_)
+    found = Structure(
+        alike, _NONE, _NONE, alike.stamps, alike.header.copy(), alike.reached.copy(), blank, bad, telling, tagged
     )
-    foreign = rest.filter(pl.Series(~header[rows_of(rest)]))
-    if len(foreign):
-        text = pl.col("line")
-        words, marks = pl.Series([*_LEVEL_WORDS, *ANCHORS]).implode(), pl.Series(_TELLING_WORDS).implode()
-        looked = foreign.select(
-            "row",
-            odd=text.str.contains_any(words) | text.str.contains(_ODD) | text.str.starts_with("("),
-            blank=text.str.contains(r"^\s*$"),
-            telling=text.str.contains_any(marks),
-        )
-        telling[rows_of(looked.filter("telling"))] = True
-        bad[rows_of(looked.filter("odd"))] = True
-        blank[rows_of(looked.filter("blank"))] = True
-    return Structure(alike, records, access, stamps, header, reached, blank, bad, telling)
+    todo = np.flatnonzero(~(found.reached | found.header))
+    if not len(todo):
+        return found
+    rest = pl.DataFrame({"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()})
+    rest = _other_accesses(found, rest, known)
+    text = pl.col("line")
+    levels, anchors, marks = (pl.Series(w).implode() for w in (_LEVEL_WORDS, list(ANCHORS), _TELLING_WORDS))
+    looked = rest.select(
+        "row",
+        "line",
+        record=text.str.contains_any(levels) | text.str.starts_with("("),
+        odd=text.str.contains_any(anchors) | text.str.contains(_ODD),
+        blank=text.str.contains(r"^\s*$"),
+        telling=text.str.contains_any(marks),
+    )
+    _other_records(found, looked.filter("record"))
+    foreign = looked.filter(~pl.col("record"))
+    for name, mask in (("odd", bad), ("blank", blank), ("telling", telling)):
+        mask[rows_of(foreign.filter(name))] = True
+    return found
 
 
-def _stamps(texts: pl.Series) -> Stamps:
-    """`05-09 00:49:33` as numbers; all of them have the same places."""
-    joined = texts.str.join("").item() if len(texts) else ""
-    digits = np.frombuffer((joined or "").encode(), np.uint8).reshape(-1, 14).astype(np.int64) - 48
-    tens = digits[:, (0, 3, 6, 9, 12)] * 10 + digits[:, (1, 4, 7, 10, 13)]
-    return packed_stamps(*tens.T)
+def _other_accesses(found: Structure, rest: pl.DataFrame, known: Known) -> pl.DataFrame:
+    """Take the access lines of any path; gives the lines that are none."""
+    parts = []
+    for pattern, head in known.access_patterns.items():
+        access = extracted(rest, "line", pattern, must="head")
+        found.reached[rows_of(access)] = True
+        rest = rest.filter(pl.Series(~found.reached[rows_of(rest)]))
+        process = pl.lit(head.process, pl.String()).alias("process")
+        parts.append(access.with_columns(process, pl.lit(head.pid, pl.Int64()).alias("pid")))
+    if parts:
+        found.access = pl.concat(parts).sort("row")
+    return rest
+
+
+def _other_records(found: Structure, lines: pl.DataFrame) -> None:
+    """Read lines that may have a prefix as the reference reads them; those that are more than one record are bad."""
+    records: list[tuple[object, ...]] = []
+    for row, text in lines.select("row", "line").iter_rows():
+        assembler = Assembler()
+        assembler.first = False
+        done = list(assembler.feed(Line(row, text)))
+        record = assembler.pending
+        header = record.header if record is not None else None
+        if record is None or header is None:
+            found.bad[row] = True
+            found.tagged[row] = any(part.header is not None or part.process or part.pid for part in done)
+            continue
+        found.header[row] = True
+        found.stamps[row] = packed_stamps(*map(np.int64, header.stamp))
+        plain = not (done or header.actors or header.start > MAX_HEAD) and text.endswith(record.lines[0].text)
+        if plain and len(text) == header.start + len(record.lines[0].text):
+            records.append((row, header.process, header.pid, header.level, header.origin, text, header.start))
+        else:
+            found.bad[row] = True
+    if records:
+        found.records = pl.DataFrame(records, _RECORD_COLUMNS, orient="row")
 
 
 def is_odd(message: pl.Expr) -> pl.Expr:
