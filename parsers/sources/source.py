@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,6 +67,7 @@ class Source:
         self.size: int | None = None
         self.modified_us: int | None = None
         self.newest_first = False
+        self.goes_on = False  # in the next file of its rotated set
         self.compression: str | None = None
         self.window: Window | None = None
         self._is_journal = False
@@ -108,7 +110,7 @@ class Source:
             return
         text = self._open_and_read()
         try:
-            yield from text if self.window is None else self.window.over(text)
+            yield from self._counting_a_cut_end(text) if self.window is None else self.window.over(text)
         except DamagedError as damage:
             self.loss.problem = damage.reason
             self.loss.bytes += damage.lost
@@ -116,6 +118,14 @@ class Source:
             self.problem = str(error)
         except OSError as error:
             self.problem = _sentence(error)
+
+    def _counting_a_cut_end(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """A file of a set that was rotated within a line: the two halves are counted as what they are, one line that was cut."""
+        last = b"\n"
+        for block in blocks:
+            yield block
+            last = block[-1:] or last
+        self.loss.truncated += self.goes_on and last != b"\n"
 
     def _open_and_read(self) -> Iterator[bytes]:
         if self._stream is not None:
@@ -278,6 +288,8 @@ def expand(
                     remote=found.remote,
                 )
             )
+    for earlier, later in pairwise(sources):
+        earlier.goes_on = earlier.path is not None and earlier.group == later.group and not earlier.path.is_dir()
     return Sources(sources, notes)
 
 

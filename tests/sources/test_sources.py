@@ -20,8 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parsers.lines import MAX_LINE, Line
+from parsers.reading.by_line import read_events
+from parsers.reading.events import Coverage
 from parsers.sources.rotation import rotation_of
 from parsers.sources.source import Source, expand
+from tests.conftest import SAMPLES
 
 TEXT = b"".join(b"INFO 11-29 23:07:%02d [a.py:1] line %d\n" % (i % 60, i) for i in range(3000))
 LINES = TEXT.decode().splitlines()
@@ -384,3 +387,17 @@ def test_order_of_arguments_is_kept(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(TEXT)
     args = [str(tmp_path / name) for name in ("b.log", "a.log", "a.log.1")]
     assert [Path(s.name).name for s in expand(args)] == ["b.log", "a.log.1", "a.log"]
+
+
+def test_a_set_that_was_rotated_within_a_line_counts_it(tmp_path: Path) -> None:
+    whole = (SAMPLES / "v1-calm.log").read_bytes()
+    at = whole.index(b"\n", len(whole) // 2) - 20
+    for name, part in (("server.log.1", whole[:at]), ("server.log", whole[at:])):
+        (tmp_path / name).write_bytes(part)
+    coverage = Coverage()
+    list(read_events(expand([str(tmp_path)]), coverage))
+    assert coverage.truncated == 1
+    (tmp_path / "server.log.1").write_bytes(whole[:at] + b"\n")
+    coverage = Coverage()
+    list(read_events(expand([str(tmp_path)]), coverage))
+    assert coverage.truncated == 0
