@@ -157,20 +157,21 @@ def _measured(before: Preemptions, count: float, stretches: tuple[Stretch, ...])
 
 def _with_count(result: EngineResult, preemptions: Preemptions) -> EngineResult:
     """Findings, pressure and (where nothing else decided) the verdict follow the count."""
-    count = preemptions.value or 0.0
+    count, verdict = preemptions.value or 0.0, result.verdict
+    many = _are_many(result, count)
+    if many and verdict in ("not-enough-evidence", "healthy"):
+        verdict = "kv-capacity"  # a headline that says healthy beside a counter that says otherwise helps nobody
     old = [f for f in result.findings if f.id == "kv-preemption"]
     findings = [f for f in result.findings if f.id != "kv-preemption" and not _asks_for_it(f)]
     if count:
-        findings.insert(0, _finding(result, preemptions, old))
+        severity = "critical" if many else "info" if verdict == "healthy" else "warning"
+        findings.insert(0, _finding(preemptions, severity, old))
     findings.sort(key=lambda f: _RANK.get(f.severity, 3))
     pressure = result.pressure
-    if count >= REPEATS:
+    if many or (count >= REPEATS and verdict != "healthy"):
         pressure = "thrash"
     elif pressure == "thrash":
         pressure = pressure_of_windows(findings, result.windows) if not count else "saturated"
-    verdict = result.verdict
-    if verdict == "not-enough-evidence" and count >= REPEATS:
-        verdict = "kv-capacity"
     return replace(result, preemptions=preemptions, findings=tuple(findings), pressure=pressure, verdict=verdict)
 
 
@@ -179,10 +180,13 @@ def _asks_for_it(finding: Finding) -> bool:
     return finding.id == "coverage" and "num_preemptions" in finding.title
 
 
-def _finding(result: EngineResult, preemptions: Preemptions, old: Sequence[Finding]) -> Finding:
-    count = preemptions.value or 0.0
+def _are_many(result: EngineResult, count: float) -> bool:
     requests = result.answer.requests if result.answer is not None else 0
-    severity = "critical" if count >= max(REPEATS, CRITICAL_SHARE * requests) else "warning"
+    return count >= max(REPEATS, CRITICAL_SHARE * requests)
+
+
+def _finding(preemptions: Preemptions, severity: str, old: Sequence[Finding]) -> Finding:
+    count = preemptions.value or 0.0
     start, end = seconds(t for s in preemptions.timeline for t in (s.start, s.end))
     beside = ""
     if preemptions.inferred is not None:

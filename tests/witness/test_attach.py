@@ -154,3 +154,21 @@ def test_the_timeline_is_on_the_records_clock_which_an_envelope_tells(tmp_path: 
     found = count(analysed(tmp_path, stamped), read_metrics([str(path)]))
     told = [w for w in found["timeline"] if w["value"]]
     assert told == [{"start": "2026-05-09T02:30:00", "end": "2026-05-09T02:30:10", "value": 3.0}]
+
+
+def healthy(folder: Path) -> Analysis:
+    analysis = analysed(folder, [*v1_start(), *(stats_v1(10 * i, 2, 0, 5.0) for i in range(1, 6))])
+    return replace(analysis, engines=(replace(analysis.engines[0], verdict="healthy", pressure="none", findings=()),))
+
+
+@pytest.mark.parametrize(
+    ("counted", "verdict", "severities"),
+    [(40.0, "kv-capacity", {"critical"}), (1.0, "healthy", {"info"}), (0.0, "healthy", set())],
+)
+def test_a_headline_does_not_contradict_the_counter(
+    counted: float, verdict: str, severities: set[str], tmp_path: Path
+) -> None:
+    document = analysis_document(witnessed(healthy(tmp_path), metrics(tmp_path, 0.0, counted), None))
+    assert document["verdict"] == verdict
+    assert {f["severity"] for f in document["findings"] if f["id"] == "kv-preemption"} == severities
+    assert (document["pressure"] == "none") == (verdict == "healthy")
