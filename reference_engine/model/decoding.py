@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from reference_engine.model.ledger import RequestRecord
 from reference_engine.model.request import RequestState
 
-__all__ = ["DECODING_FIELDS", "DecodingBatch", "DecodingRequest", "DecodingT", "FastBatch"]
+__all__ = ["DECODING_FIELDS", "DecodingBatch", "DecodingCounts", "DecodingRequest", "DecodingT", "FastBatch"]
 
 DECODING_FIELDS = (
     "base",
@@ -68,19 +68,102 @@ class DecodingRequest(RequestState):
 DecodingT = TypeVar("DecodingT", bound=DecodingRequest)
 
 
-class DecodingBatch(Generic[DecodingT]):
+class DecodingTotals:
+    """What the requests of a decoding batch have in common.
+
+    A request joins with its `base`: it has `base + j` computed tokens after decode step j. When it needs its next block
+    depends only on its position within a block, its phase: the decode step, modulo the block size, in which it needs one.
+    """
+
+    __slots__ = ("base_sum", "count", "size")
+
+    def __init__(self, block_size: int) -> None:
+        self.size = block_size
+        self.count = 0
+        self.base_sum = 0
+
+    def phase_of(self, base: int) -> int:
+        """The decode step, modulo the block size, in which a request needs a block."""
+        return (1 - base) % self.size
+
+    def num_computed_tokens(self, decode_step: int) -> int:
+        """Computed tokens of all requests after a decode step."""
+        return self.base_sum + self.count * decode_step
+
+
+class DecodingCounts(DecodingTotals):
+    """A decoding batch that counts its requests and does not know them.
+
+    `needing` counts them by phase. `spare`: places beyond its next token that each holds, in tokens (for drafts).
+    """
+
+    __slots__ = ("needing", "spare")
+
+    def __init__(self, block_size: int, spare: int = 0) -> None:
+        super().__init__(block_size)
+        self.needing = [0] * block_size
+        self.spare = spare
+
+    def copy(self) -> DecodingCounts:
+        """An independent copy."""
+        new = DecodingCounts.__new__(DecodingCounts)
+        new.size, new.spare = self.size, self.spare
+        new.count, new.base_sum = self.count, self.base_sum
+        new.needing = self.needing.copy()
+        return new
+
+    def add(self, base: int) -> None:
+        """One request more."""
+        self.needing[self.phase_of(base + self.spare)] += 1
+        self.count += 1
+        self.base_sum += base
+
+    def remove(self, base: int) -> None:
+        """One request less."""
+        self.needing[self.phase_of(base + self.spare)] -= 1
+        self.count -= 1
+        self.base_sum -= base
+
+    def blocks_of_one(self, base: int, decode_step: int, steps: int) -> int:
+        """Blocks that a request takes in the `steps` decode steps after `decode_step`."""
+        held = base + self.spare + decode_step - 1
+        return (held + steps) // self.size - held // self.size
+
+    def blocks_of(self, decode_step: int, steps: int) -> int:
+        """Blocks that all take in the `steps` decode steps after `decode_step`."""
+        needing, size = self.needing, self.size
+        if steps == 1:
+            return needing[(decode_step + 1) % size]
+        rounds, rest = divmod(steps, size)
+        total = rounds * self.count
+        for step in range(decode_step + 1, decode_step + 1 + rest):
+            total += needing[step % size]
+        return total
+
+    def steps_of(self, decode_step: int, blocks: int) -> int:
+        """How many decode steps after `decode_step` so many blocks last."""
+        if blocks < 0:
+            return 0
+        needing, size = self.needing, self.size
+        rounds, rest = divmod(blocks, self.count)
+        for i in range(size):
+            rest -= needing[(decode_step + 1 + i) % size]
+            if rest < 0:
+                return rounds * size + i
+        return rounds * size + size
+
+
+class DecodingBatch(DecodingTotals, Generic[DecodingT]):
     """The requests of a scheduler that decode together, by what will happen to them.
 
     When a request needs its next block depends only on its position within a block, so `phases` holds the requests by
     the decode step, modulo the block size, in which they need one. `base_sum` is the sum of their `base`.
     """
 
-    __slots__ = ("_finish_at", "_finishes", "base_sum", "count", "phases", "size")
+    __slots__ = ("_finish_at", "_finishes", "phases")
 
     def __init__(self, block_size: int) -> None:
-        self.size = block_size
-        self.count = 0
-        self.base_sum = 0
+        super().__init__(block_size)
         self.phases: list[set[DecodingT]] = [set() for _ in range(block_size)]
         self._finish_at: dict[int, list[DecodingT]] = {}
         self._finishes: list[int] = []
@@ -97,14 +180,14 @@ class DecodingBatch(Generic[DecodingT]):
         else:
             self._finish_at[finish] = [state]
             heappush(self._finishes, finish)
-        self.phases[(1 - base) % self.size].add(state)
+        self.phases[self.phase_of(base)].add(state)
         self.count += 1
         self.base_sum += base
 
     def leave(self, state: DecodingT, decode_step: int) -> int:
         """Take a request out after a decode step; returns its computed tokens, which the caller writes, as its output."""
         state.decoding = False
-        self.phases[(1 - state.base) % self.size].discard(state)
+        self.phases[self.phase_of(state.base)].discard(state)
         self.count -= 1
         self.base_sum -= state.base
         return state.base + decode_step
@@ -112,10 +195,6 @@ class DecodingBatch(Generic[DecodingT]):
     def needing_block(self, decode_step: int) -> set[DecodingT]:
         """The requests that need a block in a decode step."""
         return self.phases[decode_step % self.size]
-
-    def num_computed_tokens(self, decode_step: int) -> int:
-        """Computed tokens of all requests after a decode step."""
-        return self.base_sum + self.count * decode_step
 
     def finishing_in(self, decode_step: int) -> list[DecodingT]:
         """The requests whose last token comes with a decode step. To be asked of each decode step that brings one."""

@@ -63,7 +63,7 @@ class SketchReplay(SketchScheduler):
         new.preempted_at = []
         new.stalls = self.stalls.copy()
         new.aborts = self.aborts.copy()
-        new.needing_block = self.needing_block.copy()
+        new.counts = self.counts.copy()
         new.finishes = self.finishes.copy()
         new.work = self.work.copy()
         new.groups = {k: v.copy() for k, v in self.groups.items()} if self.groups else {}
@@ -71,7 +71,7 @@ class SketchReplay(SketchScheduler):
         if flight is not None:
             copied = SketchBatch()
             copied.chunks = [moved[r.id] for r in flight.chunks if r.id in moved]
-            copied.num_decoding = flight.num_decoding
+            copied.num_decoding, copied.gain = flight.num_decoding, flight.gain
             copied.prefill, copied.decodes = flight.prefill, flight.decodes
             copied.kv_tokens, copied.seconds = flight.kv_tokens, flight.seconds
             new._flight = copied
@@ -160,18 +160,24 @@ class SketchReplay(SketchScheduler):
 
     def _stride(self, until: float) -> bool:
         """Steps in which all running requests decode and nothing is admitted, evicted, or arrives."""
-        count = len(self.decoding_requests)
-        if not count or self.singles or count > self.rules.token_budget:
+        count, rules, counts = self.counts.count, self.rules, self.counts
+        if not count or self.singles or count * (1 + rules.drafts) > rules.token_budget:
             return False
         if self.waiting and self.head_fits():
             return False
-        steps = min(self.next_finish() - self.decode_step, self.steps_of_free_blocks())
+        lasting = counts.steps_of(
+            self.decode_step, self.num_free_blocks - rules.v0
+        )  # V0 wants one free at every append
+        steps = min(self.next_finish() - self.decode_step, lasting)
         if self.stall is not None:
             steps = min(steps, (self.stall[0] - self.generated) // count)
         if steps <= 0:
             return False
-        kv = self.base_sum + count * self.decode_step + count
-        first, growth = self.cost.decode(count, kv), self.cost.growth(count)
+        drafts = count * rules.drafts
+        kv = counts.num_computed_tokens(self.decode_step + 1) + drafts
+        # a decode step of the batch is a token of each: with drafts a share of a step of the engine
+        first = self.cost.seconds(drafts, count, kv, count) / rules.step_tokens
+        growth = self.cost.growth(count) / rules.step_tokens
         steps = _fitting(first, growth, until - self.now, steps)
         if steps <= 0:
             return False
@@ -187,10 +193,13 @@ class SketchReplay(SketchScheduler):
         self.busy += seconds
         self.generated += count * steps
         work = self.work
-        work[0] += steps
-        work[2] += count * steps
-        work[3] += kv * steps + count * steps * (steps - 1) / 2
-        self.num_free_blocks -= self.blocks_of(steps)
+        done = steps / rules.step_tokens
+        work[0] += done
+        work[1] += drafts * done
+        work[2] += count * done
+        work[3] += (kv * steps + count * steps * (steps - 1) / 2) / rules.step_tokens
+        work[4] += drafts * drafts * done
+        self.num_free_blocks -= counts.blocks_of(self.decode_step, steps)
         self.decode_step += steps
         self._retire()
         self._show()
@@ -233,8 +242,8 @@ class SketchReplay(SketchScheduler):
         work[3] += flight.kv_tokens
         work[4] += flight.prefill * flight.prefill
         if flight.num_decoding:
-            self.decode_step += 1
-            self.generated += len(self.decoding_requests)
+            self.decode_step += flight.gain
+            self.generated += flight.gain * self.counts.count
         joined = False
         for request in flight.chunks:
             if request.num_computed_tokens == request.prompt + request.output and not request.decoding:
@@ -242,8 +251,10 @@ class SketchReplay(SketchScheduler):
                 if request.first is None:
                     request.first = self.now
                     self.credited += request.credit
-                request.output += 1
-                self.generated += 1
+                gain = flight.gain if request.output else 1
+                request.output += gain
+                request.num_computed_tokens += gain - 1
+                self.generated += gain
                 self.join(request)
         if joined:
             self.singles = [r for r in self.singles if not r.decoding]
@@ -258,6 +269,7 @@ class SketchReplay(SketchScheduler):
         while self.decoding_requests and self.next_finish() <= self.decode_step:
             request = self.decoding_requests[self.finishes[0][1]]
             self.leave(request)
+            self.generated -= request.output - request.limit  # drafts beyond its last token
             request.end = self.now
             self.free(request)
             self.done.append(request)

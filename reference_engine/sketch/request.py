@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from reference_engine.model.config import EngineConfig
 from reference_engine.replay.clock import kv_usage
-from reference_engine.v1.profile import profile_of, version_key
+from reference_engine.v0.blocks import WATERMARK
+from reference_engine.v1.profile import DraftRules, profile_of, version_key
 
 __all__ = ["Lengths", "SketchBatch", "SketchRequest", "SketchRules"]
-V0_WATERMARK = 0.01  # share of the blocks that V0 keeps free when it admits (0.3.0 .. 0.10.2, cache_config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class SketchRules:
     """What the sketch needs of a configuration; blocks are usable ones (without V1's null block).
 
     `chunk`: the longest part of a prompt in a step; since 0.31 (`chunk_needs_company`) only while others are there.
+    `drafts`: tokens that a decoding request verifies in a step; `spare`: places that it holds for them; `step_tokens`:
+    tokens that it gets in a step on average.
     """
 
     config: EngineConfig
@@ -44,19 +46,23 @@ class SketchRules:
     whole_prompts: bool
     v0: bool
     credits_hits: bool
+    drafts: int
+    spare: int
+    step_tokens: float
 
     @classmethod
     def of(cls, config: EngineConfig) -> SketchRules:
         """Derive the rules of an engine's version."""
         v0 = config.engine == "vllm-v0"
         profile = profile_of(config.version)
-        share = V0_WATERMARK if v0 else (config.watermark or 0.0) if profile.watermark else 0.0
+        drafts = DraftRules.of(config, profile)
+        share = WATERMARK if v0 else (config.watermark or 0.0) if profile.watermark else 0.0
         gate = v0 or (profile.full_sequence_gate and config.reserve_full_isl is not False)
         return cls(
             config=config,
             blocks=config.num_blocks if v0 else config.num_blocks - 1,
             block_size=config.block_size,
-            token_budget=config.max_num_batched_tokens,
+            token_budget=config.max_num_batched_tokens - drafts.budget_share,
             max_num_running_reqs=config.max_num_seqs,
             watermark_blocks=int(share * config.num_blocks),
             gate=gate,
@@ -65,6 +71,9 @@ class SketchRules:
             whole_prompts=not config.enable_chunked_prefill,
             v0=v0 and not config.enable_chunked_prefill,
             credits_hits=_credits_hits(config.version),
+            drafts=drafts.num_spec_tokens,
+            spare=drafts.num_spec_tokens + drafts.num_lookahead_tokens,
+            step_tokens=1.0 + config.acceptance * drafts.num_spec_tokens,
         )
 
     def usage(self, num_free_blocks: int) -> float:
@@ -74,8 +83,8 @@ class SketchRules:
 
 def _credits_hits(version: str) -> bool:
     """Until 0.15 the prompt throughput counts whole prompts, later only what was computed."""
-    key = version_key(version)
-    return key is not None and key < (0, 16, 0)
+    release = version_key(version)
+    return release is not None and release < (0, 16, 0)
 
 
 class SketchRequest:
@@ -160,12 +169,13 @@ class SketchRequest:
 
 
 class SketchBatch:
-    """A step on the device."""
+    """A step on the device; `prefill` counts drafts too, `gain` the tokens that a decoding request gets."""
 
-    __slots__ = ("chunks", "decodes", "kv_tokens", "num_decoding", "prefill", "seconds")
+    __slots__ = ("chunks", "decodes", "gain", "kv_tokens", "num_decoding", "prefill", "seconds")
 
     def __init__(self) -> None:
         self.chunks: list[SketchRequest] = []
+        self.gain = 1
         self.num_decoding = 0
         self.prefill = 0
         self.decodes = 0

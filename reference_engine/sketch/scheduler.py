@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+from reference_engine.model.decoding import DecodingCounts
 from reference_engine.sketch.request import SketchBatch, SketchRequest, SketchRules
 
 __all__ = ["SketchScheduler"]
@@ -13,10 +14,9 @@ __all__ = ["SketchScheduler"]
 class SketchScheduler:
     """V1's and V0's decisions over counts of blocks, first come first served, with recompute preemption.
 
-    Decoding requests form a batch which a step moves on by one `decode_step` without touching them;
-    `needing_block[i]` of them take a block in each step that begins at a decode step of remainder i by the block size.
-    `singles` are the others, the tail of
-    `running`; `groups` counts who uses each shared head. `now` is the clock of its owner.
+    Decoding requests form a batch, counted in `counts`, which moves on without touching them: by one `decode_step` a
+    step, with drafts by as many as the tokens that each gets. `singles` are the others, the tail of `running`; `groups`
+    counts who uses each shared head. `now` is the clock of its owner.
     """
 
     def __init__(self, rules: SketchRules) -> None:
@@ -29,14 +29,14 @@ class SketchScheduler:
         self.groups: dict[int, list[int]] = {}
         self.decode_step = 0
         self.decoding_requests: dict[int, SketchRequest] = {}
-        self.base_sum = 0
-        self.needing_block = [0] * rules.block_size
+        self.counts = DecodingCounts(rules.block_size, rules.spare)
         self.finishes: list[tuple[int, int]] = []
         self.credited = 0
         self.preemptions = 0
         self.recomputed = 0
         self.preempted_at: list[float] = []
         self._token_budget = 0
+        self._carry = 0.0
 
     def join(self, request: SketchRequest) -> None:
         """Let a request that has caught up join the decoding batch."""
@@ -45,8 +45,7 @@ class SketchScheduler:
         request.base = request.num_computed_tokens - decode_step
         request.output_base = request.output - decode_step
         self.decoding_requests[request.id] = request
-        self.base_sum += request.base
-        self.needing_block[-request.base % self.rules.block_size] += 1
+        self.counts.add(request.base)
         heapq.heappush(self.finishes, (request.limit - request.output_base, request.id))
 
     def leave(self, request: SketchRequest) -> None:
@@ -55,10 +54,9 @@ class SketchScheduler:
         request.decoding = False
         request.num_computed_tokens = request.base + self.decode_step
         request.output = request.output_base + self.decode_step
-        request.num_blocks = -(-request.num_computed_tokens // size) - request.shared // size
+        request.num_blocks = -(-(request.num_computed_tokens + self.rules.spare) // size) - request.shared // size
         del self.decoding_requests[request.id]
-        self.base_sum -= request.base
-        self.needing_block[-request.base % size] -= 1
+        self.counts.remove(request.base)
 
     def take_batch_apart(self) -> None:
         """All requests on their own again, for a step in which blocks or budget are short."""
@@ -77,30 +75,6 @@ class SketchScheduler:
                 return decode_step
             heapq.heappop(finishes)
 
-    def blocks_of(self, steps: int) -> int:
-        """Blocks that the decoding batch takes in so many steps."""
-        needing_block, size = self.needing_block, self.rules.block_size
-        rounds, rest = divmod(steps, size)
-        total = rounds * len(self.decoding_requests)
-        start = self.decode_step % size
-        for i in range(start, start + rest):
-            total += needing_block[i % size]
-        return total
-
-    def steps_of_free_blocks(self) -> int:
-        """How many decode steps the free blocks last; V0 wants one free block at every append."""
-        num_free_blocks = self.num_free_blocks - (1 if self.rules.v0 else 0)
-        if num_free_blocks < 0:
-            return 0
-        needing_block, size = self.needing_block, self.rules.block_size
-        rounds, rest = divmod(num_free_blocks, len(self.decoding_requests))
-        start = self.decode_step % size
-        for i in range(size):
-            rest -= needing_block[(start + i) % size]
-            if rest < 0:
-                return rounds * size + i
-        return rounds * size + size
-
     def _schedule(self, batch: SketchBatch, request: SketchRequest, tokens: int) -> None:
         request.num_computed_tokens += tokens
         batch.chunks.append(request)
@@ -108,33 +82,47 @@ class SketchScheduler:
         known = request.prompt + request.output
         if tokens == 1 and request.output > 0 and request.num_computed_tokens == known:
             batch.decodes += 1
+            batch.prefill += self.rules.drafts
         else:
             batch.prefill += tokens
 
-    def _move_bulk(self, batch: SketchBatch) -> None:
-        """The decoding requests' part in a step: a token each, and the blocks for it."""
-        count = len(self.decoding_requests)
+    def _next_gain(self) -> int:
+        """Tokens that each decoding request gets in the next step: whole ones, that come to the mean in the long run."""
+        mean = self.rules.step_tokens
+        if mean == 1.0:
+            return 1
+        self._carry += mean
+        gain = int(self._carry)
+        self._carry -= gain
+        return gain
+
+    def _move_decoding(self, batch: SketchBatch) -> None:
+        """The decoding requests' part in a step: their tokens, and the blocks for them."""
+        count = self.counts.count
         if count:
-            self.num_free_blocks -= self.needing_block[self.decode_step % self.rules.block_size]
+            drafts = self.rules.drafts
+            self.num_free_blocks -= self.counts.blocks_of(self.decode_step, batch.gain)
             batch.num_decoding = count
             batch.decodes += count
-            batch.kv_tokens += self.base_sum + count * self.decode_step + count
+            batch.prefill += count * drafts
+            batch.kv_tokens += self.counts.num_computed_tokens(self.decode_step + 1 + drafts)
 
     def schedule_running(self, batch: SketchBatch) -> bool:
         """Running requests in order; True when nobody was evicted, so that others may be admitted."""
+        batch.gain = self._next_gain()
         plan = self._plan()
         if plan is None:
             self.take_batch_apart()
             return self._schedule_running_singly(batch)
-        need = self.needing_block[self.decode_step % self.rules.block_size] if self.decoding_requests else 0
+        need = self.counts.blocks_of(self.decode_step, batch.gain) if self.decoding_requests else 0
         need += sum(new for _request, _tokens, new in plan)
         calm = need <= self.num_free_blocks
         while need > self.num_free_blocks:
             # who lacks a block evicts from the tail: what the tail wanted is then not needed either
             preempted_req = self.running[-1]
-            need -= plan.pop()[2] if plan else self._needs_block(preempted_req)
+            need -= plan.pop()[2] if plan else self._blocks_of_one(preempted_req, batch.gain)
             self._preempt_last()
-        self._move_bulk(batch)
+        self._move_decoding(batch)
         for request, tokens, new in plan:
             self.num_free_blocks -= new
             request.num_blocks += new
@@ -142,9 +130,9 @@ class SketchScheduler:
             self._schedule(batch, request, tokens)
         return calm
 
-    def _needs_block(self, request: SketchRequest) -> int:
-        """Whether a request of the decoding batch takes a block in the next step."""
-        return int((request.base + self.decode_step) % self.rules.block_size == 0)
+    def _blocks_of_one(self, request: SketchRequest, gain: int) -> int:
+        """Blocks that a request of the decoding batch takes in the next step."""
+        return self.counts.blocks_of_one(request.base, self.decode_step, gain)
 
     def _preempt_last(self) -> None:
         preempted_req = self.running.pop()
@@ -164,7 +152,7 @@ class SketchScheduler:
     def _plan(self) -> list[tuple[SketchRequest, int, int]] | None:
         """(request, tokens, new blocks) of the singles, the tail of the list; None where the budget is short."""
         rules, singles = self.rules, self.singles
-        token_budget = rules.token_budget - len(self.decoding_requests)
+        token_budget = rules.token_budget - self.counts.count * (1 + rules.drafts)
         if token_budget < 0:
             return None
         size = rules.block_size
@@ -178,7 +166,7 @@ class SketchScheduler:
                 if tokens <= 0:
                     return None
                 end = request.num_computed_tokens + tokens
-                new = max(0, -(-end // size) - request.shared // size - request.num_blocks)
+                new = max(0, -(-(end + rules.spare) // size) - request.shared // size - request.num_blocks)
                 plan.append((request, tokens, new))
                 left -= tokens
         self._token_budget = token_budget
@@ -193,7 +181,8 @@ class SketchScheduler:
         while index < len(running) and token_budget > 0:
             request = running[index]
             tokens = min(request.prompt + request.output - request.num_computed_tokens, token_budget, self._chunk())
-            need = -(-(request.num_computed_tokens + tokens) // size) - request.shared // size - request.num_blocks
+            end = request.num_computed_tokens + tokens
+            need = -(-(end + rules.spare) // size) - request.shared // size - request.num_blocks
             gone = False
             while need > self.num_free_blocks:
                 calm = False
@@ -207,7 +196,7 @@ class SketchScheduler:
             if need > 0:
                 self.num_free_blocks -= need
                 request.num_blocks += need
-            token_budget -= tokens
+            token_budget -= tokens + (rules.drafts if tokens == 1 and request.output else 0)
             self._schedule(batch, request, tokens)
             index += 1
         self._token_budget = token_budget
@@ -240,14 +229,14 @@ class SketchScheduler:
         rules = self.rules
         if len(self.running) >= rules.max_num_running_reqs:
             return False
-        if not rules.v0 and rules.token_budget <= len(self.running):
+        left = rules.token_budget - len(self.running) * (1 + rules.drafts)
+        if not rules.v0 and left <= 0:
             return False
         request = self.waiting[0]
         request.tried = True
         tokens = request.prompt + request.output
         if not rules.gate:
-            left = min(rules.token_budget - len(self.running), self._chunk())
-            tokens = min(tokens, self._hit(request) + left)
+            tokens = min(tokens, self._hit(request) + min(left, self._chunk()))
         return self._fits(request, tokens)
 
     def _fits(self, request: SketchRequest, tokens: int) -> bool:
@@ -269,7 +258,7 @@ class SketchScheduler:
             if group[0] == 0:
                 self.num_free_blocks -= request.shared // size
             group[0] += 1
-        request.num_blocks = max(0, -(-end // size) - request.shared // size)
+        request.num_blocks = max(0, -(-(end + self.rules.spare) // size) - request.shared // size)
         self.num_free_blocks -= request.num_blocks
         request.num_computed_tokens = hit
         if request.started is None:
@@ -317,11 +306,11 @@ class SketchScheduler:
 
     def schedule_decodes_v0(self, batch: SketchBatch) -> None:
         """V0: every decode wants a free block, whether it needs one or not."""
-        need = self.needing_block[self.decode_step % self.rules.block_size] if self.decoding_requests else 0
+        need = self.counts.blocks_of(self.decode_step, 1) if self.decoding_requests else 0
         while self.running:
-            last = self._needs_block(self.running[-1])
+            last = self._blocks_of_one(self.running[-1], 1)
             if self.num_free_blocks - (need - last) >= 1:
                 break
             need -= last
             self._preempt_last()
-        self._move_bulk(batch)
+        self._move_decoding(batch)

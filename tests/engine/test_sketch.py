@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -97,6 +98,43 @@ def test_a_run_in_pieces_and_forks_is_the_same_run(rows: list[tuple[int, int, fl
 
     assert {r.id: r.end for r in done} == pytest.approx({r.id: r.end for r in whole.done})
     assert last.preemptions == whole.preemptions
+
+
+def drafting(acceptance: float, method: str = "eagle") -> EngineConfig:
+    return replace(CONFIGS[0], num_spec_tokens=3, spec_method=method, acceptance=acceptance)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=REQUESTS, method=st.sampled_from(["ngram", "eagle"]))
+def test_drafts_that_are_all_rejected_cost_time_and_blocks(rows: list[tuple[int, int, float]], method: str) -> None:
+    config = replace(drafting(0.0, method), num_blocks=400)
+    requests = workload(rows)
+    plain = PlainReplay(config, COST, keep_steps=False)
+    plain.run(requests)
+    sketch = sketched(config, requests)
+    sketch.advance(math.inf)
+    ends = {r.id: r.end for r in sketch.done}
+    for record in plain.finished:
+        assert ends[record.request.id] == pytest.approx(record.end / 1e9, abs=1e-4)
+    assert sketch.num_free_blocks == sketch.rules.blocks
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=REQUESTS, acceptance=st.sampled_from([0.0, 1 / 3, 0.5, 1.0]))
+def test_with_drafts_ends_and_preemptions_are_about_those_of_the_plain_replay(
+    rows: list[tuple[int, int, float]], acceptance: float
+) -> None:
+    config = drafting(acceptance)
+    requests = workload(rows)
+    plain = PlainReplay(config, COST, keep_steps=False)
+    plain.run(requests)
+    sketch = sketched(config, requests)
+    sketch.advance(math.inf)
+    assert sketch.generated == sum(r.output_tokens for r in requests)
+    assert sketch.num_free_blocks == sketch.rules.blocks
+    assert abs(sketch.preemptions - plain.preemptions) <= 2 + plain.preemptions // 2
+    last = max(record.end for record in plain.finished) / 1e9
+    assert max(r.end for r in sketch.done) == pytest.approx(last, rel=0.15, abs=0.15)
 
 
 def test_the_shown_state_is_that_of_the_last_finished_step() -> None:
