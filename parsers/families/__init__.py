@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import polars as pl
 import regex
 
 from parsers.families import (
@@ -25,9 +26,12 @@ from parsers.families import (
     startup,
     stats,
 )
-from parsers.families.formats import Fields, Format, Match, first_word
+from parsers.families.formats import Fields, Format, Kind, Match, first_word
 
-__all__ = ["ANCHORS", "FAMILIES", "FORMATS", "GATE", "Fields", "Format", "Match", "match", "schema"]
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["ANCHORS", "FAMILIES", "FORMATS", "GATE", "Fields", "Format", "Match", "columns", "match", "schema"]
 
 _MODULES = {
     "preemption": preemption,
@@ -83,9 +87,20 @@ ANCHORS: tuple[str, ...] = _anchors()
 GATE: re.Pattern[str] = re.compile("|".join(map(re.escape, ANCHORS)))
 
 
+def columns(family: str) -> Mapping[str, Kind]:
+    """The fields of a family's frame; fields outside it (new ones) stay in the event only. Raises KeyError if unknown."""
+    fields: Mapping[str, Kind] = _MODULES[family].SCHEMA
+    return fields
+
+
 def schema(family: str) -> dict[str, pl.DataType]:
-    """Columns of a family's frame; fields outside it (new ones) stay in the event only. Raises KeyError if unknown."""
-    return dict(_MODULES[family].SCHEMA)
+    """The columns of a family's frame. Raises KeyError if unknown."""
+    import polars as pl  # half of the time that a command takes to start
+
+    kinds: dict[Kind, pl.DataType] = {
+        kind: pl.List(pl.String()) if kind is Kind.TEXTS else getattr(pl, kind.value)() for kind in Kind
+    }
+    return {name: kinds[kind] for name, kind in columns(family).items()}
 
 
 def match(message: str, *, prefixed: bool) -> Match | None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 
 import regex
@@ -34,6 +35,7 @@ __all__ = [
     "Compiled",
     "Fields",
     "Format",
+    "Kind",
     "Match",
     "Reader",
     "anchor_of",
@@ -63,6 +65,16 @@ _FIRST_WORD = regex.compile(r"[^\W\d_]++|\S")
 _LONG = 1 << 14  # characters
 _PATIENCE_S = 5.0
 _UNIT_GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
+
+
+class Kind(Enum):
+    """What a field is, and its column in a frame."""
+
+    TEXT = "String"
+    TEXTS = "List"
+    WHOLE = "Int64"
+    NUMBER = "Float64"
+    FLAG = "Boolean"
 
 
 @dataclass(frozen=True, slots=True)

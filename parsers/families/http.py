@@ -6,25 +6,28 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format, Reader, compile_template
+from parsers.families.formats import Fields, Format, Kind, Reader, compile_template
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["FORMATS", "PROBE_PATHS", "SCHEMA", "endpoint"]
 
 PROBE_PATHS = ("/health", "/ping", "/metrics")
 """Paths that health checks and metrics scrapers call."""
 
-SCHEMA: dict[str, pl.DataType] = {
-    "client": pl.String(),
-    "method": pl.String(),
-    "path": pl.String(),
-    "status": pl.Int64(),
-    "event": pl.String(),
-    "pid": pl.Int64(),
-    "address": pl.String(),
+SCHEMA: dict[str, Kind] = {
+    "client": Kind.TEXT,
+    "method": Kind.TEXT,
+    "path": Kind.TEXT,
+    "status": Kind.WHOLE,
+    "event": Kind.TEXT,
+    "pid": Kind.WHOLE,
+    "address": Kind.TEXT,
 }
 
 # kserve's format puts the process id after the client; a Unix socket has no client.
@@ -36,6 +39,8 @@ _ACCESS = regex.compile(
 
 def endpoint() -> pl.Expr:
     """The last part of an access line's path, without its query: `completions` of `/v1/chat/completions?x=1`."""
+    import polars as pl  # reading alone needs none
+
     path = pl.col("path").str.split("?").list.first().str.strip_chars_end("/")
     return path.str.split("/").list.last()
 

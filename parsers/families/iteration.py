@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format, assign, split_pairs
+from parsers.families.formats import Fields, Format, Kind, assign, split_pairs
 
 __all__ = ["FORMATS", "SCHEMA"]
 
-SCHEMA: dict[str, pl.DataType] = {
-    "engine": pl.Int64(),
-    "iteration": pl.Int64(),
-    "context_requests": pl.Int64(),
-    "context_tokens": pl.Int64(),
-    "generation_requests": pl.Int64(),
-    "generation_tokens": pl.Int64(),
-    "elapsed_ms": pl.Float64(),
-    "dummy": pl.Boolean(),
-    "device": pl.String(),
-    "gpu_kv_cache_usage_pct": pl.Float64(),
-    "encoder_inputs": pl.Int64(),
-    "encoder_output_embeddings": pl.Int64(),
+SCHEMA: dict[str, Kind] = {
+    "engine": Kind.WHOLE,
+    "iteration": Kind.WHOLE,
+    "context_requests": Kind.WHOLE,
+    "context_tokens": Kind.WHOLE,
+    "generation_requests": Kind.WHOLE,
+    "generation_tokens": Kind.WHOLE,
+    "elapsed_ms": Kind.NUMBER,
+    "dummy": Kind.FLAG,
+    "device": Kind.TEXT,
+    "gpu_kv_cache_usage_pct": Kind.NUMBER,
+    "encoder_inputs": Kind.WHOLE,
+    "encoder_output_embeddings": Kind.WHOLE,
 }
 
 _STEP = regex.compile(

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
-
-from parsers.families.formats import Format
+from parsers.families.formats import Format, Kind
 
 __all__ = ["FORMATS", "SCHEMA"]
 
-SCHEMA: dict[str, pl.DataType] = {
-    "max_model_len": pl.Int64(),
-    "kv_cache_tokens": pl.Int64(),
-    "needed_gib": pl.Float64(),
-    "available_kv_cache_gib": pl.Float64(),
-    "estimated_max_model_len": pl.Int64(),
-    "free_gib": pl.Float64(),
-    "total_gpu_gib": pl.Float64(),
-    "gpu_memory_utilization": pl.Float64(),
-    "requested_gib": pl.Float64(),
-    "device": pl.String(),
-    "error": pl.String(),
-    "logged_as": pl.String(),
+SCHEMA: dict[str, Kind] = {
+    "max_model_len": Kind.WHOLE,
+    "kv_cache_tokens": Kind.WHOLE,
+    "needed_gib": Kind.NUMBER,
+    "available_kv_cache_gib": Kind.NUMBER,
+    "estimated_max_model_len": Kind.WHOLE,
+    "free_gib": Kind.NUMBER,
+    "total_gpu_gib": Kind.NUMBER,
+    "gpu_memory_utilization": Kind.NUMBER,
+    "requested_gib": Kind.NUMBER,
+    "device": Kind.TEXT,
+    "error": Kind.TEXT,
+    "logged_as": Kind.TEXT,
 }
 
 _format = partial(Format, "kv_error")

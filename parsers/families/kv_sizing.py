@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
-
-from parsers.families.formats import Fields, Format, compile_template
+from parsers.families.formats import Fields, Format, Kind, compile_template
 
 __all__ = ["FORMATS", "ROWS", "SCHEMA", "SUGGESTIONS"]
 _INFO = "INFO"
@@ -226,14 +224,14 @@ _COUNTS = (
     "cp_world_size",
 )
 
-SCHEMA: dict[str, pl.DataType] = {
-    **{name: pl.Int64() for name in _COUNTS},
-    **{name: pl.Float64() for name in _GIB},
-    "device": pl.String(),
-    "max_concurrency": pl.Float64(),
-    "gpu_memory_utilization": pl.Float64(),
-    "load_seconds": pl.Float64(),
-    "seconds": pl.Float64(),
+SCHEMA: dict[str, Kind] = {
+    **dict.fromkeys(_COUNTS, Kind.WHOLE),
+    **dict.fromkeys(_GIB, Kind.NUMBER),
+    "device": Kind.TEXT,
+    "max_concurrency": Kind.NUMBER,
+    "gpu_memory_utilization": Kind.NUMBER,
+    "load_seconds": Kind.NUMBER,
+    "seconds": Kind.NUMBER,
 }
 
 _SUGGEST_BYTES = "Current kv cache memory in use is {available_kv_cache_gib:f}{ GiB| bytes}"

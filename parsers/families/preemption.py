@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
-
-from parsers.families.formats import Fields, Format, compile_template
+from parsers.families.formats import Fields, Format, Kind, compile_template
 
 __all__ = ["FORMATS", "SCHEMA"]
 
-SCHEMA: dict[str, pl.DataType] = {
-    "request_id": pl.String(),
-    "mode": pl.String(),
-    "total_num_cumulative_preemption": pl.Int64(),
-    "num_used_blocks": pl.Int64(),
-    "num_requests": pl.Int64(),
-    "num_tokens": pl.Int64(),
-    "cpu_swap_gib": pl.Float64(),
-    "cpu_total_gib": pl.Float64(),
+SCHEMA: dict[str, Kind] = {
+    "request_id": Kind.TEXT,
+    "mode": Kind.TEXT,
+    "total_num_cumulative_preemption": Kind.WHOLE,
+    "num_used_blocks": Kind.WHOLE,
+    "num_requests": Kind.WHOLE,
+    "num_tokens": Kind.WHOLE,
+    "cpu_swap_gib": Kind.NUMBER,
+    "cpu_total_gib": Kind.NUMBER,
 }
 
 # The documents' older forms: "in" for "by", wrapped or cut after "by", another counter or none.

@@ -9,34 +9,33 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format, compile_template
+from parsers.families.formats import Fields, Format, Kind, compile_template
 from parsers.families.literals import end_of_call, iter_pairs, parse_literal, unquote
 
 __all__ = ["FORMATS", "SCHEMA"]
 
-SCHEMA: dict[str, pl.DataType] = {
-    "request_id": pl.String(),
-    "request_ids": pl.List(pl.String()),
-    "prompt": pl.String(),
-    "prompt_chars": pl.Int64(),
-    "num_prompt_token_ids": pl.Int64(),
-    "params": pl.String(),
-    "max_tokens": pl.Int64(),
-    "min_tokens": pl.Int64(),
-    "n": pl.Int64(),
-    "ignore_eos": pl.Boolean(),
-    "lora_request": pl.String(),
-    "output": pl.String(),
-    "num_output_token_ids": pl.Int64(),
-    "finish_reason": pl.String(),
-    "reason": pl.String(),
-    "error": pl.String(),
-    "current": pl.Int64(),
-    "current_tokens": pl.Int64(),
-    "max": pl.Int64(),
+SCHEMA: dict[str, Kind] = {
+    "request_id": Kind.TEXT,
+    "request_ids": Kind.TEXTS,
+    "prompt": Kind.TEXT,
+    "prompt_chars": Kind.WHOLE,
+    "num_prompt_token_ids": Kind.WHOLE,
+    "params": Kind.TEXT,
+    "max_tokens": Kind.WHOLE,
+    "min_tokens": Kind.WHOLE,
+    "n": Kind.WHOLE,
+    "ignore_eos": Kind.FLAG,
+    "lora_request": Kind.TEXT,
+    "output": Kind.TEXT,
+    "num_output_token_ids": Kind.WHOLE,
+    "finish_reason": Kind.TEXT,
+    "reason": Kind.TEXT,
+    "error": Kind.TEXT,
+    "current": Kind.WHOLE,
+    "current_tokens": Kind.WHOLE,
+    "max": Kind.WHOLE,
 }
 
 

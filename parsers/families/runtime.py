@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format
+from parsers.families.formats import Fields, Format, Kind
 from parsers.families.literals import parse_literal
 
 __all__ = ["FORMATS", "SCHEMA"]
@@ -94,28 +93,28 @@ _OUT_OF_MEMORY_FORMATS = tuple(
     for device in ("CUDA", "HIP", "XPU", "NPU")
 )
 
-SCHEMA: dict[str, pl.DataType] = {
-    "error": pl.String(),
-    "logged_as": pl.String(),
-    "proc": pl.String(),
-    "exit_code": pl.Int64(),
-    "worker": pl.String(),
-    "method": pl.String(),
-    "seconds": pl.Int64(),
-    "num_tokens": pl.Int64(),
-    "max_tokens": pl.Int64(),
-    "total_tokens": pl.Int64(),
-    "max_model_len": pl.Int64(),
-    "limit": pl.Int64(),
-    "lookahead_slots": pl.Int64(),
-    "gpu": pl.Int64(),
-    "tried_gib": pl.Float64(),
-    "total_gib": pl.Float64(),
-    "num_reqs": pl.Int64(),
-    "running": pl.Int64(),
-    "waiting": pl.Int64(),
-    "kv_cache_usage_fraction": pl.Float64(),
-    "version": pl.String(),
+SCHEMA: dict[str, Kind] = {
+    "error": Kind.TEXT,
+    "logged_as": Kind.TEXT,
+    "proc": Kind.TEXT,
+    "exit_code": Kind.WHOLE,
+    "worker": Kind.TEXT,
+    "method": Kind.TEXT,
+    "seconds": Kind.WHOLE,
+    "num_tokens": Kind.WHOLE,
+    "max_tokens": Kind.WHOLE,
+    "total_tokens": Kind.WHOLE,
+    "max_model_len": Kind.WHOLE,
+    "limit": Kind.WHOLE,
+    "lookahead_slots": Kind.WHOLE,
+    "gpu": Kind.WHOLE,
+    "tried_gib": Kind.NUMBER,
+    "total_gib": Kind.NUMBER,
+    "num_reqs": Kind.WHOLE,
+    "running": Kind.WHOLE,
+    "waiting": Kind.WHOLE,
+    "kv_cache_usage_fraction": Kind.NUMBER,
+    "version": Kind.TEXT,
 }
 
 _GAUGES = {

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format, slug
+from parsers.families.formats import Fields, Format, Kind, slug
 from parsers.families.literals import parse_literal
 
 __all__ = ["FORMATS", "SCHEMA"]
 
-SCHEMA: dict[str, pl.DataType] = {
-    "event": pl.String(),
-    "pid": pl.Int64(),
-    "component": pl.String(),
-    "action": pl.String(),
-    "num_requests": pl.Int64(),
-    "timeout_s": pl.Int64(),
-    "timeout": pl.String(),
-    "mode": pl.String(),
-    "signal": pl.String(),
-    "method": pl.String(),
-    "request_id": pl.String(),
+SCHEMA: dict[str, Kind] = {
+    "event": Kind.TEXT,
+    "pid": Kind.WHOLE,
+    "component": Kind.TEXT,
+    "action": Kind.TEXT,
+    "num_requests": Kind.WHOLE,
+    "timeout_s": Kind.WHOLE,
+    "timeout": Kind.TEXT,
+    "mode": Kind.TEXT,
+    "signal": Kind.TEXT,
+    "method": Kind.TEXT,
+    "request_id": Kind.TEXT,
 }
 
 _COMPONENT = regex.compile(r"\s*+\[shutdown\] ([\w. -]{1,60}?): ([^\n]{1,400})")

@@ -10,50 +10,49 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
 import regex
 
 from parsers.families.config_dump import args_settings, engine_settings
-from parsers.families.formats import Fields, Format, compile_template
+from parsers.families.formats import Fields, Format, Kind, compile_template
 
 __all__ = ["FORMATS", "SCHEMA"]
 
-SCHEMA: dict[str, pl.DataType] = {
-    "version": pl.String(),
-    "engine": pl.String(),
-    "model": pl.String(),
-    "served_model_name": pl.String(),
-    "dtype": pl.String(),
-    "quantization": pl.String(),
-    "kv_cache_dtype": pl.String(),
-    "device": pl.String(),
-    "platform": pl.String(),
-    "max_model_len": pl.Int64(),
-    "max_num_seqs": pl.Int64(),
-    "max_num_batched_tokens": pl.Int64(),
-    "num_gpu_blocks_override": pl.Int64(),
-    "block_size": pl.Int64(),
-    "gpu_memory_utilization": pl.Float64(),
-    "tensor_parallel_size": pl.Int64(),
-    "pipeline_parallel_size": pl.Int64(),
-    "data_parallel_size": pl.Int64(),
-    "num_scheduler_steps": pl.Int64(),
-    "long_prefill_token_threshold": pl.Int64(),
-    "enable_prefix_caching": pl.Boolean(),
-    "enable_chunked_prefill": pl.Boolean(),
-    "enforce_eager": pl.Boolean(),
-    "scheduling_policy": pl.String(),
-    "preemption_mode": pl.String(),
-    "swap_space": pl.Float64(),
-    "watermark": pl.Float64(),
-    "async_scheduling": pl.String(),
-    "speculative_config": pl.String(),
-    "feature": pl.String(),
-    "address": pl.String(),
-    "host": pl.String(),
-    "port": pl.Int64(),
-    "server_index": pl.Int64(),
-    "seed": pl.Int64(),
+SCHEMA: dict[str, Kind] = {
+    "version": Kind.TEXT,
+    "engine": Kind.TEXT,
+    "model": Kind.TEXT,
+    "served_model_name": Kind.TEXT,
+    "dtype": Kind.TEXT,
+    "quantization": Kind.TEXT,
+    "kv_cache_dtype": Kind.TEXT,
+    "device": Kind.TEXT,
+    "platform": Kind.TEXT,
+    "max_model_len": Kind.WHOLE,
+    "max_num_seqs": Kind.WHOLE,
+    "max_num_batched_tokens": Kind.WHOLE,
+    "num_gpu_blocks_override": Kind.WHOLE,
+    "block_size": Kind.WHOLE,
+    "gpu_memory_utilization": Kind.NUMBER,
+    "tensor_parallel_size": Kind.WHOLE,
+    "pipeline_parallel_size": Kind.WHOLE,
+    "data_parallel_size": Kind.WHOLE,
+    "num_scheduler_steps": Kind.WHOLE,
+    "long_prefill_token_threshold": Kind.WHOLE,
+    "enable_prefix_caching": Kind.FLAG,
+    "enable_chunked_prefill": Kind.FLAG,
+    "enforce_eager": Kind.FLAG,
+    "scheduling_policy": Kind.TEXT,
+    "preemption_mode": Kind.TEXT,
+    "swap_space": Kind.NUMBER,
+    "watermark": Kind.NUMBER,
+    "async_scheduling": Kind.TEXT,
+    "speculative_config": Kind.TEXT,
+    "feature": Kind.TEXT,
+    "address": Kind.TEXT,
+    "host": Kind.TEXT,
+    "port": Kind.WHOLE,
+    "server_index": Kind.WHOLE,
+    "seed": Kind.WHOLE,
 }
 
 _ENGINE = regex.compile(

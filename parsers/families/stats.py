@@ -10,46 +10,45 @@ from __future__ import annotations
 
 from functools import partial
 
-import polars as pl
 import regex
 
-from parsers.families.formats import Fields, Format, assign, slug, split_pairs
+from parsers.families.formats import Fields, Format, Kind, assign, slug, split_pairs
 from parsers.families.stats_companions import COMPANIONS, LONGEST
 
 __all__ = ["FORMATS", "SCHEMA"]
 
-SCHEMA: dict[str, pl.DataType] = {
-    "engine": pl.Int64(),
-    "num_engines": pl.Int64(),
-    "aggregated": pl.Boolean(),
-    "prompt_throughput": pl.Float64(),
-    "generation_throughput": pl.Float64(),
-    "total_throughput": pl.Float64(),
-    "running": pl.Int64(),
-    "waiting": pl.Int64(),
-    "swapped": pl.Int64(),
-    "deferred": pl.Int64(),
-    "preemptions": pl.Int64(),
-    "corrupted": pl.Int64(),
-    "kv_fetch_waiting": pl.Int64(),
-    "kv_fetch_in_progress": pl.Int64(),
-    "kv_fetch_completed": pl.Int64(),
-    "device": pl.String(),
-    "gpu_kv_cache_usage_pct": pl.Float64(),
-    "cpu_kv_cache_usage_pct": pl.Float64(),
-    "prefix_cache_hit_rate_pct": pl.Float64(),
-    "external_prefix_cache_hit_rate_pct": pl.Float64(),
-    "mm_cache_hit_rate_pct": pl.Float64(),
-    "gpu_prefix_cache_hit_rate_pct": pl.Float64(),
-    "cpu_prefix_cache_hit_rate_pct": pl.Float64(),
-    "num_gpu_blocks": pl.Int64(),
-    "draft_acceptance_rate_pct": pl.Float64(),
-    "mean_acceptance_length": pl.Float64(),
-    "accepted_tokens": pl.Int64(),
-    "drafted_tokens": pl.Int64(),
-    "metrics": pl.String(),
-    "tflops": pl.Float64(),
-    "gbps": pl.Float64(),
+SCHEMA: dict[str, Kind] = {
+    "engine": Kind.WHOLE,
+    "num_engines": Kind.WHOLE,
+    "aggregated": Kind.FLAG,
+    "prompt_throughput": Kind.NUMBER,
+    "generation_throughput": Kind.NUMBER,
+    "total_throughput": Kind.NUMBER,
+    "running": Kind.WHOLE,
+    "waiting": Kind.WHOLE,
+    "swapped": Kind.WHOLE,
+    "deferred": Kind.WHOLE,
+    "preemptions": Kind.WHOLE,
+    "corrupted": Kind.WHOLE,
+    "kv_fetch_waiting": Kind.WHOLE,
+    "kv_fetch_in_progress": Kind.WHOLE,
+    "kv_fetch_completed": Kind.WHOLE,
+    "device": Kind.TEXT,
+    "gpu_kv_cache_usage_pct": Kind.NUMBER,
+    "cpu_kv_cache_usage_pct": Kind.NUMBER,
+    "prefix_cache_hit_rate_pct": Kind.NUMBER,
+    "external_prefix_cache_hit_rate_pct": Kind.NUMBER,
+    "mm_cache_hit_rate_pct": Kind.NUMBER,
+    "gpu_prefix_cache_hit_rate_pct": Kind.NUMBER,
+    "cpu_prefix_cache_hit_rate_pct": Kind.NUMBER,
+    "num_gpu_blocks": Kind.WHOLE,
+    "draft_acceptance_rate_pct": Kind.NUMBER,
+    "mean_acceptance_length": Kind.NUMBER,
+    "accepted_tokens": Kind.WHOLE,
+    "drafted_tokens": Kind.WHOLE,
+    "metrics": Kind.TEXT,
+    "tflops": Kind.NUMBER,
+    "gbps": Kind.NUMBER,
 }
 
 _NAMES = {

@@ -317,7 +317,7 @@ def _with_tail(record: Record, found: families.Match | None, message: str) -> tu
 
 def _says(found: families.Match) -> int:
     """How much a match tells: the fields that its family knows, and a little for matching at all."""
-    known = families.schema(found.family)
+    known = families.columns(found.family)
     return 1 + sum(v is not None and k in known for k, v in found.fields.items())
 
 

@@ -70,7 +70,7 @@ def _gauge_of(text: bytes, family: str) -> _Gauge | None:
     fields = _fields(text, family)
     if fields is None:
         return None
-    holes = learned_holes(text, fields, lambda other: _fields(other, family), families.schema(family))
+    holes = learned_holes(text, fields, lambda other: _fields(other, family), families.columns(family))
     shape = shape_of(text, holes)
     if shape is None or not holes:
         return None

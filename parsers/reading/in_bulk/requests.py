@@ -204,7 +204,7 @@ def _parameters_of(said: bytes, *, loose: bool) -> _Parameters | None:
     params = said[start : start + len(str(fields["params"]))]
     if params.decode() != fields["params"]:
         return None
-    holes = learned_holes(said, fields, fields_of, families.schema("request"), _COPIES, loose=loose)
+    holes = learned_holes(said, fields, fields_of, families.columns("request"), _COPIES, loose=loose)
     shape = shape_of(said, holes)
     if shape is None:
         holes, shape = [], shape_of(said, [])
