@@ -1,4 +1,4 @@
-"""Two logs, before and after a change: what changed in settings, load and answers, and whether the replay foretold it."""
+"""Two logs, before and after a change: what changed in settings, load and answers, and whether the replay predicted it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["compare"]
 _POINTS = {"ttft_s": ("p50", "p90", "p99"), "e2e_s": ("p50", "p90", "p99"), "itl_s": ("p50", "p99")}
 _JUDGED = ("e2e_s.p50", "e2e_s.p99", "ttft_s.p99", "preemptions", "generation_tokens_per_s")
 TOLERANCE = 0.25
-"""A figure was foretold when what came is within this of it. (Two runs of one workload on one machine differed by 2 % in their E2E p99
+"""A figure was predicted when what came is within this of it. (Two runs of one workload on one machine differed by 2 % in their E2E p99
 and by 11 % in their preemptions.)"""
 FEW_PREEMPTIONS = 5.0
 SMALL_S = 0.5
@@ -89,10 +89,10 @@ def _predict(document: dict[str, Any], before: EngineResult) -> None:
     changes = {name: pair[1] for name, pair in document["config_changed"].items()}
     notes: list[str] = document["notes"]
     if not changes:
-        notes.append("no setting that is known on both sides differs: nothing was to be foretold")
+        notes.append("no known setting differs between the two logs, so there is nothing to predict")
         return
     if before.answer is None:
-        notes.append("BEFORE was not replayed, so that nothing is foretold")
+        notes.append("BEFORE was not replayed, so there is no prediction")
         return
     try:
         scenario = scenario_of(before.log.facts, changes)
@@ -105,18 +105,18 @@ def _predict(document: dict[str, Any], before: EngineResult) -> None:
 
 
 def _judged(document: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each figure that was foretold beside what came; `right` where both agree within the tolerance."""
+    """Each predicted figure beside the actual one; `right` where both agree within the tolerance."""
     predicted = document["predicted"]
     if predicted is None:
         return []
     judged = []
     for name in _JUDGED:
-        was, foretold = _figure(predicted["baseline"], name), _figure(predicted["scenario"], name)
+        was, foreseen = _figure(predicted["baseline"], name), _figure(predicted["scenario"], name)
         came = after[name]
-        if foretold is None or came is None:
+        if foreseen is None or came is None:
             continue
         judged.append(
-            {"figure": name, "before": was, "predicted": foretold, "after": came, "right": _agree(name, foretold, came)}
+            {"figure": name, "before": was, "predicted": foreseen, "after": came, "right": _agree(name, foreseen, came)}
         )
     return judged
 
@@ -127,17 +127,17 @@ def _figure(side: Mapping[str, Any], name: str) -> float | None:
     return float(value) if value is not None else None
 
 
-def _agree(name: str, foretold: float, came: float) -> bool:
+def _agree(name: str, foreseen: float, came: float) -> bool:
     least = FEW_PREEMPTIONS if name == "preemptions" else SMALL_S if name.endswith(("p50", "p99")) else 0.0
-    return abs(foretold - came) <= max(TOLERANCE * max(abs(came), abs(foretold)), least)
+    return abs(foreseen - came) <= max(TOLERANCE * max(abs(came), abs(foreseen)), least)
 
 
 def _note_load(document: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
     """A prediction is for the same load: say so where it was another."""
-    for name, words in (("requests", "requests"), ("prompt_tokens_per_s", "prompt tokens a second")):
+    for name, words in (("requests", "requests"), ("prompt_tokens_per_s", "prompt tokens/s")):
         a, b = first[name], second[name]
         if a and b and abs(b - a) > SAME_LOAD * max(a, b):
             document["notes"].append(
-                f"the load differs ({a:,.0f} and {b:,.0f} {words}): what changed is not the settings' work alone"
+                f"the load differs ({a:,.0f} and {b:,.0f} {words}), so the change cannot be attributed to the settings alone"
             )
             return

@@ -53,7 +53,7 @@ def test_the_prediction_is_a_whatif_and_is_judged(real: tuple[dict[str, Any], st
 
 def test_what_is_printed(real: tuple[dict[str, Any], str]) -> None:
     _, text = real
-    for words in ("max_num_seqs: 48 to 12", "foretold", "E2E p99", "of 5 figures within a quarter"):
+    for words in ("max_num_seqs: 48 to 12", "predicted", "E2E p99", "of 5 metrics to within 25 %"):
         assert words in text
 
 
@@ -71,7 +71,7 @@ def test_the_same_log_twice(tmp_path: Path) -> None:
     assert document["config_changed"] == {}
     assert all(a == b for a, b in document["changed"].values())
     assert document["predicted"] is None
-    assert "nothing was to be foretold" in document["notes"][0]
+    assert "there is nothing to predict" in document["notes"][0]
 
 
 def test_a_setting_that_one_log_does_not_show_is_no_change(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_container_tools_print_is_piped_in(tool: str) -> None:
         timeout=60,
         check=False,
     )
-    assert b"pressure starts" in watched.stdout
+    assert b"KV pressure started" in watched.stdout
 
 
 def test_the_man_page_is_made(tmp_path: Path) -> None:

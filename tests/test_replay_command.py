@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from logscope.commands.cli import main
 from logscope.commands.replay import command
 from logscope.errors import LogscopeError
+from logscope.wording import LEDGER_LABELS
 
 DATA = Path(__file__).resolve().parent / "data"
 TRACES = DATA / "traces"
@@ -241,7 +242,7 @@ def test_a_setting_that_cannot_be_changed(
 def test_results_are_readable_without_json(config: Path, crowd: Path) -> None:
     run = invoke(crowd, "--config", config)
     assert "10 of 10 requests finished in" in run.stdout
-    for word in ("first token", "whole request", "between tokens", *LABELS):
+    for word in ("first token", "whole request", "between tokens", *LEDGER_LABELS.values()):
         assert word in run.stdout
     assert "\x1b[" not in run.stdout
     assert "\x1b[" in invoke(crowd, "--config", config, "--color", "always").stdout

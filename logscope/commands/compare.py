@@ -39,10 +39,10 @@ def command(
     year: int | None,
     display: Display,
 ) -> None:
-    """Compare two logs: what changed in settings, load, latencies and preemptions, and whether the replay foretold it.
+    """Compare two logs: what changed in settings, load, latencies and preemptions, and whether the replay predicted it.
 
     BEFORE and AFTER: a file each (or a folder, a glob, - for standard input). The workload of BEFORE is replayed under the settings of
-    AFTER, and the prediction stands beside what came.
+    AFTER, and predicted and actual values are shown side by side.
 
     \b
     Example:

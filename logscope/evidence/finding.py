@@ -16,11 +16,12 @@ MAX_EVIDENCE = 5
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line of the log: `text` may be empty where the line holds what a client sent."""
+    """A line of the log: `text` may be empty where the line holds what a client sent; `time` is the record's, on its own clock."""
 
     source: str
     line: int
     text: str
+    time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,12 @@ def evidence_of(
     frame: pl.DataFrame, texts: Mapping[tuple[str, int], str], limit: int = MAX_EVIDENCE
 ) -> tuple[Evidence, ...]:
     """The first, the last and some rows in between, as evidence; `texts` holds the lines that were kept while reading."""
-    rows = frame.select("source", "line").rows()
+    clock = next((name for name in ("at", "time", "end") if name in frame.columns), None)
+    rows = frame.select("source", "line", pl.col(clock) if clock else pl.lit(None)).rows()
     picked = (
         rows if len(rows) <= limit else [rows[round(i * (len(rows) - 1) / max(1, limit - 1))] for i in range(limit)]
     )
-    return tuple(Evidence(s, n, texts.get((s, n), "")) for s, n in picked)
+    return tuple(Evidence(s, n, texts.get((s, n), ""), t) for s, n, t in picked)
 
 
 def seconds(times: Iterable[datetime | None]) -> tuple[datetime | None, datetime | None]:

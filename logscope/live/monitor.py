@@ -13,7 +13,7 @@ from logscope.live.pressure import EnginePressure, Reading
 from logscope.sanitize import clean, redacted
 from logscope.server.settings import gather
 from logscope.server.unsupported import uncounted_feature
-from logscope.wording import duration, estimate, number, percent
+from logscope.wording import bounds, duration, number, percent, plural
 from parsers.reading.events import Event
 
 __all__ = ["Monitor", "Notice", "Watched"]
@@ -156,11 +156,10 @@ class Monitor:
         """What was seen: the gravest pressure, the highest running, waiting and usage, all preemptions."""
         count = self._total()
         seen = any(w.last for w in self.engines.values()) or self._episodes or self._ended
-        times = {0: "no pressure", 1: "pressure once"}
-        text = f"{number(self.lines)} statistics lines, "
-        text += times.get(self._episodes, f"pressure {number(self._episodes)} times")
+        text = f"{plural(self.lines, 'statistics line')}, "
+        text += plural(self._episodes, "pressure episode") if self._episodes else "no pressure"
         if count is not None:
-            text += f", preemptions {estimate(*count[:3])} [{count[3]}]"
+            text += f", {_preempted(count)}"
         used = {name for w in self.engines.values() if (name := w.state.uncounted) is not None}
         if used:
             text += f", those of servers with {' and '.join(sorted(used))} not inferred"
@@ -168,7 +167,7 @@ class Monitor:
         return Notice("summary", self._time, self._worst, running, waiting, usage, count, None, text)
 
     def _run(self, event: Event) -> list[Notice]:
-        """Where a server starts anew its engines are forgotten; their counts stay."""
+        """Where a server restarts its engines are forgotten; their counts stay."""
         before = self._runs.get(event.server)
         self._runs[event.server] = event.run
         if before is None or before == event.run:
@@ -186,7 +185,7 @@ class Monitor:
                 None,
                 self._total(),
                 (event.server, None),
-                "the server started anew",
+                "the server restarted",
                 "restarted",
             )
         ]
@@ -255,7 +254,7 @@ class Monitor:
             self._episodes += 1
             notices.append(self._notice("alert", watched, _started(reading), "pressure-started"))
         elif before == "saturated" and after == "thrash":
-            text = f"preemption repeats: {_counted(watched)}"
+            text = f"thrashing: {_counted(watched)}"
             notices.append(self._notice("alert", watched, text, "thrash"))
         elif before != "none" and after == "none":
             lasted = (
@@ -263,7 +262,7 @@ class Monitor:
                 if since is not None and reading.time is not None
                 else ""
             )
-            text = f"pressure is over{lasted}: {_counted(watched)}"
+            text = f"KV pressure ended{lasted}; {_counted(watched)}"
             notices.append(self._notice("alert", watched, text, "pressure-ended"))
         return notices
 
@@ -272,7 +271,7 @@ class Monitor:
         counter = event.fields.get("total_num_cumulative_preemption")
         setup = self._setups.setdefault(event.server, _Setup())
         watched.state.warn(counter if isinstance(counter, int) else None, from_start=setup.started)
-        text = f"the log says that a request was preempted (number {counter})"
+        text = f"vLLM logged a preemption (#{counter})"
         return [self._notice("alert", watched, text, "preemption-logged")]
 
     def _broken(self, event: Event) -> None:
@@ -357,7 +356,7 @@ def _known(value: Any) -> Any:
 
 def _started(reading: Reading) -> str:
     return (
-        f"pressure starts: KV cache {percent(reading.kv_usage or 0.0)} full,"
+        f"KV pressure started: cache {percent(reading.kv_usage or 0.0)} full,"
         f" {number(reading.running)} running, {number(reading.waiting)} waiting"
     )
 
@@ -368,7 +367,14 @@ def _counted(watched: Watched) -> str:
         return f"preemptions cannot be counted, the server uses {watched.state.uncounted}"
     if count is None:
         return "preemptions cannot be counted, the log does not show the size of the KV cache"
-    return f"preemptions so far {estimate(*count[:3])} [{count[3]}]"
+    return _preempted(count, " so far")
+
+
+def _preempted(count: tuple[float, float, float, str], when: str = "") -> str:
+    """A count with its bounds and its basis: "47 preemptions so far (23 to 94, inferred)"."""
+    low, value, high, basis = count
+    between = "" if number(low) == number(high) else f"{bounds(low, high)}, "
+    return f"{plural(value, 'preemption')}{when} ({between}{basis})"
 
 
 def _whole(value: Any) -> int | None:

@@ -30,6 +30,7 @@ from logscope.inference.result import InferredReplay
 from logscope.output.json import analysis_document
 from logscope.output.report.page import report_name, write_fleet_index, write_html
 from logscope.server.engines import engine_config
+from logscope.wording import LEDGER_LABELS, duration, percent
 from reference_engine.model.request import Request
 
 __all__ = [
@@ -193,7 +194,7 @@ def print_results(results: Sequence[JobResult], color: str = "auto") -> None:
 def _headline(figures: dict[str, Any]) -> str:
     parts = [
         f"{figures['finished']:,} of {figures['requests']:,} requests finished in {figures['steps']:,} steps",
-        f"{_seconds(figures['duration_s'])} in all",
+        f"{duration(figures['duration_s'])} in all",
         f"{figures['preemptions']:,} preemptions ({figures['recomputed_tokens']:,} tokens recomputed)",
     ]
     rate = figures["generation_tokens_per_s"]
@@ -209,7 +210,7 @@ def _latencies(figures: dict[str, Any]) -> Table:
         table.add_column(percentile, justify="right")
     for key, title in (("ttft_s", "first token"), ("e2e_s", "whole request"), ("itl_s", "between tokens")):
         values = figures[key]
-        table.add_row(title, *(_seconds(values.get(p)) if p in values else "" for p in ("p50", "p90", "p99")))
+        table.add_row(title, *(duration(values.get(p)) if p in values else "" for p in ("p50", "p90", "p99")))
     return table
 
 
@@ -220,20 +221,12 @@ def _ledger(figures: dict[str, Any]) -> Table:
         table.add_column(title, justify="right")
     ledger = figures["ledger"]
     whole = sum(ledger["total_s"].values())
-    for label, seconds in ledger["total_s"].items():
+    for label, spent in ledger["total_s"].items():
         table.add_row(
-            label,
-            _seconds(seconds),
-            f"{seconds / whole:.1%}" if whole else "",
-            _seconds(ledger["slow_s"][label]),
-            _seconds(ledger["typical_s"][label]),
+            LEDGER_LABELS.get(label, label),
+            duration(spent),
+            percent(spent / whole) if whole else "",
+            duration(ledger["slow_s"][label]),
+            duration(ledger["typical_s"][label]),
         )
     return table
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    if value < 1:
-        return f"{value * 1000:.1f} ms"
-    return f"{value:,.2f} s"

@@ -269,7 +269,12 @@ def _finding(finding: Finding, result: EngineResult) -> dict[str, Any]:
 
 def evidence_object(evidence: Evidence) -> dict[str, Any]:
     """A line as evidence, without what clients sent and where from."""
-    return {"source": evidence.source, "line": evidence.line, "text": redacted(evidence.text)}
+    return {
+        "source": evidence.source,
+        "line": evidence.line,
+        "text": redacted(evidence.text),
+        "time": iso(evidence.time),
+    }
 
 
 def whatif_document(

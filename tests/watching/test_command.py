@@ -38,9 +38,9 @@ def test_a_pipe_gives_alerts_and_a_summary() -> None:
     lines = out.decode().splitlines()
     assert (process.returncode, errors) == (0, b"")
     assert [line[21:36] for line in lines] == [
-        "pressure starts",
-        "preemption repe",
-        "pressure is ove",
+        "KV pressure sta",
+        "thrashing: 4 pr",
+        "KV pressure end",
         "summary: 7 stat",
     ]
 
@@ -67,7 +67,7 @@ def test_a_growing_file_is_followed_until_a_signal(tmp_path: Path, how: signal.S
 def test_json_into_a_file_beside_the_alerts(tmp_path: Path) -> None:
     process = start("--json", tmp_path / "out.jsonl", stdin=subprocess.PIPE)
     out, _ = process.communicate(FULL.encode(), timeout=60)
-    assert b"pressure starts" in out
+    assert b"KV pressure started" in out
     kinds = [json.loads(x)["kind"] for x in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert kinds.count("state") == 4
     assert kinds[-1] == "summary"
@@ -83,7 +83,7 @@ def test_a_view_on_a_terminal(tmp_path: Path) -> None:
     os.close(theirs)
     seen = b""
     until = time.monotonic() + 30
-    while b"pressure starts" not in seen and time.monotonic() < until:
+    while b"KV pressure started" not in seen and time.monotonic() < until:
         seen += os.read(ours, 65536)
     process.send_signal(signal.SIGINT)
     try:

@@ -114,7 +114,7 @@ def _queued(row: Mapping[str, Any]) -> bool:
 def _stall(context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float) -> Finding:
     line = (str(row["source"]), int(str(row["line"])))
     title = f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
-    evidence = (Evidence(*line, context.texts.get(line, "")),)
+    evidence = (Evidence(*line, context.texts.get(line, ""), row["end"]),)
     return proof("engine-stall", title, (start, end), evidence)
 
 
@@ -159,7 +159,7 @@ def _only_probes(context: Context, last: Mapping[str, Any], limit: float) -> lis
             return []
     title = f"After its last statistics line ({last['waiting']:.0f} waiting, {_none_or(last['running'])} running) the server only answered {after} health probes: it hung"
     key = (str(last["source"]), int(last["line"]))
-    evidence = (Evidence(*key, context.texts.get(key, "")),)
+    evidence = (Evidence(*key, context.texts.get(key, ""), last["end"]),)
     return [proof("engine-stall", title, (last["end"], None), evidence)]
 
 

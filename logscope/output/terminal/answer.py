@@ -1,10 +1,13 @@
 """The answer of `analyze` on one screen: verdict, who, when, how much, why, what to do.
 
+Lines are wrapped to the terminal's width and keep their indentation; where nobody's terminal is, each stays one line for `grep`.
 A progress bar on standard error, only where that is a terminal.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +16,36 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from logscope.output.captions import (
+    engine_name,
+    is_poor_fit,
+    lines_read,
+    no_advice,
+    of_engine,
+    own_findings,
+    reason,
+    scope,
+    telling,
+    worst_engine,
+)
 from logscope.sanitize import clean
-from logscope.wording import VERDICTS, bars, bounds, duration, estimate, number, shares
+from logscope.wording import VERDICTS, bars, bounds, duration, estimate, moment, number, period, plural, setting, shares
 
-__all__ = ["make_console", "print_answer", "progress_bar"]
+__all__ = ["headline", "make_console", "print_answer", "progress_bar", "say"]
 _COLOURS = {"healthy": "green", "not-enough-evidence": "yellow"}
 _SEVERITY = {"critical": "red", "warning": "yellow", "info": "dim"}
+COST = {"free": "no extra hardware", "gpu": "needs more GPUs"}
+"""What an advice costs, in the words of terminal and report."""
 MAX_FINDINGS = 4
 MAX_ADVICE = 3
+WIDEST = 120  # a longer line of prose is hard to read, however wide the screen is
+LONG_NAME = 40  # of a source, more of which would push its line off the screen
+UNWRAPPED = 200  # of a line of the log, where lines are not wrapped
+# "5.9 s" and "--max-num-seqs 12" stay together; the sign is one that no text holds.
+_TOGETHER = re.compile(
+    r"(?<=\d) (?=(?:[µm]?s|min|%|tok/s|GiB)(?:\W|$))|(?<=[a-z])(?<!\w\w \w) (?=\d[\d.]*(?: \(no |$))"
+)
+_GLUE = "\ue000"
 
 
 class _Console(Console):
@@ -31,10 +56,45 @@ class _Console(Console):
 
 
 def make_console(color: str) -> Console:
-    """A console on standard output; without colour where that is no terminal, unless told otherwise."""
+    """A console on standard output; without colour where that is no terminal, or NO_COLOR is set, unless told otherwise."""
     if color == "always":
         return _Console(force_terminal=True, highlight=False, soft_wrap=True)
     return _Console(no_color=True if color == "never" else None, highlight=False, soft_wrap=True)
+
+
+def say(console: Console, text: Text | str, *, label: str = "  ", hang: int = 4, style: str = "") -> None:
+    """Print one paragraph: `label` and the text, wrapped to the terminal with `hang` blanks before each further line."""
+    body = text if isinstance(text, Text) else Text(text)
+    if style:
+        body.stylize(style)
+    width = _width(console)
+    if width is None:
+        console.print(Text(label) + body)
+        return
+    body.plain = _TOGETHER.sub(_GLUE, body.plain)
+    room = max(20, width - max(hang, len(label)))
+    for place, line in enumerate(body.wrap(console, room)):
+        line.rstrip()
+        line.plain = line.plain.replace(_GLUE, " ")
+        console.print(Text(label if place == 0 else " " * hang) + line)
+
+
+def _width(console: Console) -> int | None:
+    """The columns to wrap to; None where the text goes to a file or a pipe, unless COLUMNS says how wide it is read."""
+    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return min(console.width, WIDEST)
+    return None
+
+
+def headline(verdict: str, pressure: str) -> Text:
+    """A verdict's id and what it says."""
+    colour = _COLOURS.get(verdict, "red")
+    line = Text()
+    line.append(verdict, style=f"bold {colour}")
+    line.append(f": {VERDICTS[verdict].brief}" if verdict in VERDICTS else "")
+    if pressure == "thrash":
+        line.append(" (thrashing)", style=colour)
+    return line
 
 
 def print_answer(
@@ -46,207 +106,228 @@ def print_answer(
 ) -> None:
     """Print the document of `analyze --json` for people."""
     console = make_console(color)
-    _headline(console, document)
-    worst = document["engines"][document["worst_engine"]] if document["worst_engine"] is not None else None
-    if worst is not None:
+    say(console, headline(document["verdict"], document["pressure"]), label="", hang=2)
+    if document["verdict"] == "not-enough-evidence":
+        say(console, clean(reason(document), 400), hang=2)
+    worst = worst_engine(document)
+    if worst:
         _server(console, document, worst, verbose)
     if series:
         _series(console, series)
     _figures(console, document, worst)
-    _why(console, document, verbose)
+    _why(console, document, worst, verbose)
     _advice(console, document, verbose)
-    _not_visible(console, document, verbose)
-    _input_line(console, document["input"], verbose)
-
-
-def _headline(console: Console, document: Mapping[str, Any]) -> None:
-    verdict = document["verdict"]
-    colour = _COLOURS.get(verdict, "red")
-    line = Text()
-    line.append(verdict, style=f"bold {colour}")
-    line.append(f": {VERDICTS[verdict].brief if verdict in VERDICTS else ''}")
-    if document["pressure"] == "thrash":
-        line.append(" (preemption repeats)", style=colour)
-    console.print(line)
+    _not_shown(console, document, verbose)
+    _input_lines(console, document["input"], verbose)
 
 
 def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any], verbose: bool) -> None:
-    engines = document["engines"]
     kv, config = worst["kv_cache"], worst["config"]
     version = f"vLLM {clean(str(worst['vllm_version']), 40)}" if worst["vllm_version"] else "vLLM, version not visible"
     parts = [f"{version} ({worst['engine'] or 'engine not visible'})"]
     if kv["tokens"]:
-        parts.append(
-            f"KV cache {number(kv['tokens'])} tokens ({number(kv['num_blocks'])} blocks of {kv['block_size']})"
-        )
-    for name, word in (
-        ("max_num_seqs", "seats"),
-        ("max_num_batched_tokens", "token budget"),
-        ("max_model_len", "max_model_len"),
-    ):
+        blocks = f" ({number(kv['num_blocks'])} blocks of {kv['block_size']})" if kv["num_blocks"] else ""
+        parts.append(f"KV cache {number(kv['tokens'])} tokens{blocks}")
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         if config.get(name) is not None:
             basis = worst["config_basis"].get(name)
-            parts.append(f"{word} {number(config[name])}" + (" (default)" if basis == "default" else ""))
-    console.print("  " + " · ".join(parts), style="dim")
-    if worst["start"] and worst["end"]:
-        span = f"  {worst['start'].replace('T', ' ')} to {worst['end'].replace('T', ' ')}"
-        if len(engines) > 1:
-            span += f" · the worst of {len(engines)} engines and starts: server {worst['server']}, start {worst['run']}, engine {worst['engine_index']}"
-        console.print(span, style="dim")
+            parts.append(f"{name} {number(config[name])}" + (" (default)" if basis == "default" else ""))
+    say(console, " · ".join(parts), style="dim", hang=2)
+    if document["input"]["start"] and document["input"]["end"]:
+        say(console, period(worst["start"], worst["end"]), style="dim", hang=2)
+    if scoped := scope(document):
+        say(console, scoped, style="dim", hang=2)
     if verbose:
         for name, value in config.items():
             if value is not None:
-                console.print(
-                    f"    {name} = {clean(str(value), 60)} ({worst['config_basis'].get(name, '?')})", style="dim"
-                )
+                known = worst["config_basis"].get(name, "?")
+                say(console, f"{name} = {clean(str(value), 60)} ({known})", label="    ", hang=6, style="dim")
 
 
 def _series(console: Console, series: Mapping[str, Sequence[float | None]]) -> None:
     console.print()
+    width = min(48, max(12, (_width(console) or WIDEST) - 24))
     for name, values in series.items():
         known = [v for v in values if v is not None]
         if known:
-            top = 100.0 if name.startswith("KV") else None
-            console.print(Text(f"  {name:<9} {bars(values, top=top)}  up to {number(max(known))}{' %' if top else ''}"))
+            share = name.startswith("KV")
+            peak = f"{max(known):.1f} %" if share else number(max(known))
+            drawn = bars(values, width, top=100.0 if share else None)
+            console.print(Text(f"  {name:<9} {drawn}  peak {peak}"))
 
 
-def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any] | None) -> None:
+def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any]) -> None:
     found, latency = document["preemptions"], document["latency"]
+    several = len(document["engines"]) > 1
     console.print()
+
+    def line(name: str, text: str) -> None:
+        say(console, text, label=f"  {name:<12} ", hang=15)
+
+    own = worst.get("preemptions") or {}
     basis = f" [{found['basis']}]" if found["basis"] else ""
-    line = f"  Preemptions  {estimate(found['low'], found['value'], found['high'])}{basis}"
+    text = estimate(found["low"], found["value"], found["high"]) + (" in total" if several else "") + basis
+    if several and own.get("value") is not None:
+        text += f" · {engine_name(worst, document)}: {estimate(own['low'], own['value'], own['high'])}"
     logged = found["logged"]
     if found["basis"] == "inferred":
-        line += " · in the log itself: " + (
-            bounds(logged["low"], logged["high"]) if logged["low"] is not None else "none visible"
-        )
+        proven = bounds(logged["low"], logged["high"])
+        text += f" · logged by vLLM: {proven or _none_logged(worst)}"
     if beside := found.get("inferred"):
-        line += f" · the replay infers {estimate(beside['low'], beside['value'], beside['high'])}"
+        text += f" · replay estimate: {estimate(beside['low'], beside['value'], beside['high'])}"
     if found["recomputed_tokens"]:
-        line += f" · {number(found['recomputed_tokens'])} tokens computed twice"
-    console.print(Text(line))
+        text += f" · {number(found['recomputed_tokens'])} tokens recomputed"
+    line("Preemptions", text)
+    scoped = f" · {engine_name(worst, document)}" if several and latency["basis"] != "measured" else ""
     if latency["basis"] is not None:
         for name, word in (("ttft_s", "TTFT"), ("e2e_s", "E2E")):
             p = latency[name]
-            console.print(
-                Text(
-                    f"  {word:<11}  p50 {duration(p['p50'])} · p90 {duration(p['p90'])} · p99 {duration(p['p99'])} [{latency['basis']}]"
-                )
-            )
-    elif worst is not None and worst["verdict"] not in ("startup-failed", "startup-kv-too-small"):
-        console.print(Text("  Latency      not visible in this log"))
+            if any(v is not None for k, v in p.items() if k in ("p50", "p90", "p99")):
+                points = " · ".join(f"{k} {duration(p[k], '?')}" for k in ("p50", "p90", "p99"))
+                line(word, f"{points} [{latency['basis']}]{scoped}")
+    elif worst and worst["verdict"] not in ("startup-failed", "startup-kv-too-small"):
+        line("Latency", "not visible in this log")
     flow = document["throughput"]
     if flow["generation_tokens_per_s"] is not None:
-        console.print(
-            Text(
-                f"  Throughput   {number(flow['prompt_tokens_per_s'])} prompt and {number(flow['generation_tokens_per_s'])} generated tokens/s [measured]"
-            )
+        totals = ", totals" if several else ""
+        line(
+            "Throughput",
+            f"{number(flow['prompt_tokens_per_s'], '?')} prompt and {number(flow['generation_tokens_per_s'])} generated tokens/s [measured{totals}]",
         )
     for finding in document["findings"]:
-        if _poor_fit(finding) and _of_worst(finding, document):
-            console.print(Text(f"  {clean(finding['title'], 300)}", style="yellow"))
+        if is_poor_fit(finding) and of_engine(finding, worst):
+            say(console, Text(clean(finding["title"], 300), style="yellow"), hang=2)
 
 
-def _poor_fit(finding: Mapping[str, Any]) -> bool:
-    return finding["id"] == "coverage" and "mean_fit" in finding.get("facts", {})
+def _none_logged(worst: Mapping[str, Any]) -> str:
+    return "none (V1 never logs preemptions)" if worst.get("engine") == "V1" else "none"
 
 
-def _why(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
-    findings = [f for f in document["findings"] if f["id"] != "coverage"]
+def _why(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any], verbose: bool) -> None:
     several = len(document["engines"]) > 1
-    if several and not verbose:
-        findings = [f for f in findings if _of_worst(f, document)]
+    findings: Sequence[Mapping[str, Any]] = own_findings(document)
+    if several and verbose:
+        findings = [f for f in document["findings"] if f["id"] != "coverage"]
     slow = document["ledger"]["slow_s"]
     words = shares(slow)
     if not findings and not words:
         return
     console.print()
-    console.print("Why", style="bold")
+    named = f" ({engine_name(worst, document)})" if several and not verbose else ""
+    console.print(Text(f"Why{named}", style="bold"))
     if words:
         total = sum(v for v in slow.values() if v)
-        console.print(Text(f"  Of the slow requests' {duration(total)}: {words} [replayed]"))
+        say(console, f"Where the slow requests' {duration(total)} went: {words} [replayed]")
     shown = findings if verbose else findings[:MAX_FINDINGS]
+    cited: set[tuple[str, int]] = set()
     for finding in shown:
-        line = Text("  ")
+        line = Text()
         line.append(finding["id"], style=_SEVERITY.get(finding["severity"], ""))
         line.append(f" [{finding['basis']}] ")
         if several and verbose:
-            line.append(f"server {finding['server']}, start {finding['run']}, engine {finding['engine_index']}: ")
-        line.append(clean(finding["title"], 320))
-        console.print(line)
-        for evidence in finding["evidence"] if verbose else finding["evidence"][:1]:
-            text = clean(evidence["text"], 150)
-            console.print(Text(f"      {clean(evidence['source'], 80)}:{evidence['line']}  {text}", style="dim"))
+            line.append(f"{engine_name(finding, document)}: ")
+        line.append(clean(finding["title"], 400))
+        say(console, line)
+        for evidence in finding["evidence"] if verbose else _not_cited(finding["evidence"], cited):
+            _evidence(console, evidence)
     if len(shown) < len(findings):
-        console.print(f"  and {len(findings) - len(shown)} more (-v)", style="dim")
+        say(console, f"and {len(findings) - len(shown)} more (-v)", style="dim")
 
 
-def _of_worst(finding: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
-    worst = document["engines"][document["worst_engine"]]
-    return all(finding[name] == worst[name] for name in ("server", "run", "engine_index"))
+def _not_cited(evidence: Sequence[Mapping[str, Any]], cited: set[tuple[str, int]]) -> list[Mapping[str, Any]]:
+    """The first line that stands under no finding above."""
+    for line in evidence:
+        if (place := (line["source"], line["line"])) not in cited:
+            cited.add(place)
+            return [line]
+    return []
+
+
+def _evidence(console: Console, evidence: Mapping[str, Any]) -> None:
+    """Where it stands, when, and the part of the line that is the evidence, on one line of the screen where there is room."""
+    time = moment(evidence.get("time"))
+    source = clean(evidence["source"], 300)
+    if len(source) > LONG_NAME and "/" in source:
+        source = f"…/{'/'.join(source.split('/')[-2:])}"
+    where = f"{'standard input' if source == '-' else source}:{evidence['line']}  " + (
+        f"{time:%H:%M:%S}  " if time else ""
+    )
+    width = _width(console)
+    room = (
+        UNWRAPPED if width is None else max(width - 6 - len(where), 2 * width - 14 - len(where) if width < 100 else 0)
+    )
+    say(
+        console, Text(where + telling(clean(evidence["text"], 600), max(72, room)), style="dim"), label="      ", hang=8
+    )
 
 
 def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
     advice = document["advice"]
-    if not advice:
-        if document["verdict"] == "healthy":
-            console.print()
-            console.print("Nothing to change.", style="bold")
-        return
     console.print()
-    console.print("What to do", style="bold")
+    if not advice:
+        say(console, Text(clean(no_advice(document), 400), style="bold"), label="", hang=2)
+        return
+    console.print(Text("What to do", style="bold"))
     for item in advice if verbose else advice[:MAX_ADVICE]:
-        name = item["flag"] or ", ".join(f"{k}={v}" for k, v in item["set"].items())
-        line = Text("  ")
+        name = item["flag"] or ", ".join(f"{k} = {setting(v)}" for k, v in item["set"].items())
+        line = Text()
         line.append(clean(name, 120), style="bold")
-        line.append(" (free)" if item["cost"] == "free" else " (more GPUs)")
-        if item["scenario"]["e2e_s"]["p99"] is not None:
-            line.append(f"  {_effect(item['baseline'], item['scenario'])} [replayed]")
-        console.print(line)
-        price = f" The price: {item['trade']}" if item["trade"] else ""
-        console.print(Text(f"      {item['why']}{price}", style="dim"))
+        line.append(f" ({COST.get(item['cost'], item['cost'])})")
+        if effect := _effect(item["baseline"], item["scenario"]):
+            line.append(f"  {effect} [replayed]")
+        elif item.get("basis") == "rule":
+            line.append(" [rule of thumb, not replayed]")
+        say(console, line)
+        trade = f" Trade-off: {item['trade'][:1].lower()}{item['trade'][1:]}" if item["trade"] else ""
+        say(console, Text(clean(f"{item['why']}{trade}", 500), style="dim"), label="      ", hang=6)
+    if len(advice) > MAX_ADVICE and not verbose:
+        say(console, f"and {len(advice) - MAX_ADVICE} more (-v)", style="dim")
 
 
-def _effect(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _effect(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+    if not before or not after:
+        return ""
     parts = []
     for name, word in (("e2e_s", "E2E p99"), ("ttft_s", "TTFT p99")):
-        parts.append(f"{word} {duration(before[name]['p99'])} to {duration(after[name]['p99'])}")
-    parts.append(f"preemptions {number(before['preemptions'])} to {number(after['preemptions'])}")
-    parts.append(f"tokens/s {number(before['generation_tokens_per_s'])} to {number(after['generation_tokens_per_s'])}")
+        if before[name]["p99"] is not None and after[name]["p99"] is not None:
+            parts.append(f"{word} {duration(before[name]['p99'])} to {duration(after[name]['p99'])}")
+    for name, word in (("preemptions", "preemptions"), ("generation_tokens_per_s", "tokens/s")):
+        if parts and before[name] is not None and after[name] is not None:
+            parts.append(f"{word} {number(before[name])} to {number(after[name])}")
     return ", ".join(parts)
 
 
-def _not_visible(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
-    said: list[str] = []
+def _not_shown(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
+    worst, said = worst_engine(document), []
     for finding in document["findings"]:
-        if finding["id"] != "coverage" or _poor_fit(finding) or finding["title"] in said:
+        if finding["id"] != "coverage" or is_poor_fit(finding) or finding["title"] in said:
             continue
-        if verbose or len(document["engines"]) == 1 or _of_worst(finding, document):
+        if verbose or of_engine(finding, worst):
             said.append(finding["title"])
     if not said:
         return
     console.print()
-    console.print("Not visible in this log", style="bold")
+    console.print(Text("What this log could not show", style="bold"))
     for text in said:
-        console.print(Text(f"  {clean(text, 300)}", style="dim"))
+        say(console, clean(text, 400), style="dim")
 
 
-def _input_line(console: Console, found: Mapping[str, Any], verbose: bool) -> None:
+def _input_lines(console: Console, found: Mapping[str, Any], verbose: bool) -> None:
     console.print()
-    line = f"{number(found['lines'])} lines, {number(found['events'])} events, {number(found['other_records'])} other records, {number(found['foreign_lines'])} lines of others"
-    for name, word in (
-        ("out_of_order", "times out of order"),
-        ("truncated", "lines cut"),
-        ("unrecognized_warnings", "warnings not known"),
-    ):
+    whole, *parts = (f"{value} {word}".strip() for value, word in lines_read(found))
+    line = f"{whole}: {', '.join(parts)}"
+    for name, word in (("out_of_order", "out of order"), ("truncated", "truncated")):
         if found[name]:
-            line += f", {number(found[name])} {word}"
-    console.print(Text(line, style="dim"))
-    if verbose:
-        for sample in found["warning_samples"]:
-            console.print(
-                Text(f"    {clean(sample['source'], 80)}:{sample['line']}  {clean(sample['text'], 150)}", style="dim")
-            )
+            line += f"; {plural(found[name], 'line')} {word}"
+    if unknown := found["unrecognized_warnings"]:
+        line += f"; {plural(unknown, 'unrecognised warning')}" + ("" if verbose else " (list with -v)")
+    say(console, line, label="", hang=2, style="dim")
+    samples = found["warning_samples"] if verbose else []
+    if len(samples) < found["unrecognized_warnings"] and samples:
+        say(console, f"The first {len(samples)} of the unrecognised warnings:", label="  ", style="dim")
+    for sample in samples:
+        text = f"{clean(sample['source'], 80)}:{sample['line']}  {clean(sample['text'], 200)}"
+        say(console, text, label="    ", hang=6, style="dim")
 
 
 @contextmanager
@@ -255,12 +336,12 @@ def progress_bar(*, quiet: bool, color: str) -> Iterator[Callable[[float], None]
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, no_color=color == "never")
-    with Progress(
-        TextColumn("replaying the workload"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
-    ) as bar:
-        task = bar.add_task("replay", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    console = Console(stderr=True, no_color=True if color == "never" else None)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("analysing the log", total=1.0)
+        yield lambda share: bar.update(
+            task, completed=share, description="replaying the workload" if share < 1 else "comparing settings"
+        )

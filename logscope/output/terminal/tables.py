@@ -1,9 +1,4 @@
-"""Two logs side by side, and what was foretold.
-
-Both sides of a change, as a table.
-
-The table of several servers, the worst first.
-"""
+"""Tables for people: two logs side by side with the prediction, both sides of a change, and several servers, the worst first."""
 
 from __future__ import annotations
 
@@ -13,11 +8,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from logscope.output.terminal.answer import make_console
+from logscope.output.terminal.answer import headline, make_console, say
 from logscope.sanitize import clean
-from logscope.wording import VERDICTS, duration, number
+from logscope.wording import change, duration, number
 
 __all__ = ["print_both_sides", "print_comparison", "print_fleet"]
+NOISE = 0.05  # two runs of one load on one server differ by as much
 _ROWS = (
     ("E2E p50", "e2e_s.p50"),
     ("E2E p90", "e2e_s.p90"),
@@ -38,13 +34,7 @@ def print_comparison(document: Mapping[str, Any], *, color: str = "auto") -> Non
     """Print the document of `compare --json` for people."""
     console = make_console(color)
     for word in ("before", "after"):
-        verdict = document[word]["verdict"]
-        line = Text(f"{word:<7}")
-        line.append(verdict, style="bold")
-        line.append(
-            f": {VERDICTS[verdict].brief if verdict in VERDICTS else ''} (pressure: {document[word]['pressure']})"
-        )
-        console.print(line)
+        say(console, headline(document[word]["verdict"], document[word]["pressure"]), label=f"{word:<7}", hang=9)
     console.print()
     for name, (a, b) in document["config_changed"].items():
         console.print(Text(f"  {name}: {clean(str(a), 60)} to {clean(str(b), 60)}"))
@@ -54,20 +44,20 @@ def print_comparison(document: Mapping[str, Any], *, color: str = "auto") -> Non
     console.print(_table(document))
     _verdict_of_prediction(console, document)
     for note in document["notes"]:
-        console.print(Text(f"Note: {clean(note, 300)}", style="yellow"))
+        say(console, Text(f"Note: {clean(note, 400)}", style="yellow"), label="", hang=2)
 
 
 def _table(document: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     predicted = document["predicted"]
-    names = ["", "before", "after", "change", *(["foretold"] if predicted else [])]
+    names = ["", "before", "after", "change", *(["predicted"] if predicted else [])]
     for name in names:
         table.add_column(name, justify="right" if name else "left")
     for word, name in _ROWS:
         a, b = document["changed"].get(name, [None, None])
         if a is None and b is None:
             continue
-        row = [word, _shown(name, a), _shown(name, b), _change(a, b)]
+        row = [word, _shown(name, a), _shown(name, b), change(a, b)]
         if predicted:
             key, _, point = name.partition(".")
             side = predicted["scenario"].get(key)
@@ -82,18 +72,19 @@ def _shown(name: str, value: float | None) -> str:
     return duration(value) if "_s." in name else number(value)
 
 
-def _change(a: float | None, b: float | None) -> str:
-    return f"{100 * (b - a) / a:+.0f} %" if a and b is not None else ""
-
-
 def _verdict_of_prediction(console: Any, document: Mapping[str, Any]) -> None:
     judged = document["judged"]
     if not judged:
         return
     wrong = [_WORDS[j["figure"]] for j in judged if not j["right"]]
     right = len(judged) - len(wrong)
-    text = f"The replay of BEFORE foretold {right} of {len(judged)} figures within a quarter"
-    console.print(Text(text + (f"; not {', '.join(wrong)}." if wrong else "."), style="bold"))
+    text = f"The replay of BEFORE predicted {right} of {len(judged)} metrics to within 25 %"
+    say(console, Text(text + (f"; not {', '.join(wrong)}." if wrong else "."), style="bold"), label="", hang=2)
+    tail = document["changed"].get("e2e_s.p99")
+    if tail and tail[0] and tail[1]:
+        same = abs(tail[1] - tail[0]) < NOISE * tail[0]
+        verb = "is about the same" if same else "improved" if tail[1] < tail[0] else "got worse"
+        say(console, f"E2E p99 {verb}: {duration(tail[0])} to {duration(tail[1])} ({change(*tail)}).", label="", hang=2)
 
 
 _BOTH_SIDES_ROWS = (
@@ -115,32 +106,26 @@ def print_both_sides(document: Mapping[str, Any], *, color: str = "auto") -> Non
     console.print(Text(f"{clean(changes, 200)}", style="bold"), end="")
     console.print(Text(f"  ({document['flag']})" if document["flag"] else "", style="dim"))
     table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for name, justify in (("", "left"), ("now", "right"), ("then", "right"), ("change", "right")):
+    for name, justify in (("", "left"), ("current", "right"), ("with change", "right"), ("change", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     before, after = document["baseline"], document["scenario"]
     for word, name, point in _BOTH_SIDES_ROWS:
         a, b = before[name][point], after[name][point]
-        table.add_row(word, duration(a), duration(b), _percent_change(a, b))
+        table.add_row(word, duration(a), duration(b), change(a, b))
     for word, name, unit in (
         ("Throughput", "generation_tokens_per_s", " tokens/s"),
         ("Preemptions", "preemptions", ""),
         ("Recomputed tokens", "recomputed_tokens", ""),
-        ("Until the last is done", "duration_s", " s"),
+        ("Time until all requests finish", "duration_s", " s"),
     ):
         a, b = before[name], after[name]
-        table.add_row(word, number(a) + unit, number(b) + unit, _percent_change(a, b))
+        table.add_row(word, number(a) + unit, number(b) + unit, change(a, b))
     console.print(table)
-    console.print("Both sides are replayed from the workload that was inferred from this log.", style="dim")
+    say(console, "Both columns are replays of the workload inferred from this log.", label="", hang=2, style="dim")
     for note in document["notes"]:
-        console.print(Text(f"Assumed: {clean(note, 300)}.", style="dim"))
+        say(console, f"Assumption: {clean(note, 300)}.", label="", hang=2, style="dim")
     for name in document["unsupported"]:
-        console.print(Text(f"The replay does not model {name}.", style="yellow"))
-
-
-def _percent_change(a: float | None, b: float | None) -> str:
-    if a is None or b is None or a == 0:
-        return ""
-    return f"{100 * (b - a) / a:+.0f} %"
+        say(console, f"The replay does not model {clean(name, 120)}.", label="", hang=2, style="yellow")
 
 
 MAX_ROWS = 20
@@ -148,22 +133,18 @@ MAX_ROWS = 20
 
 def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, color: str = "auto") -> None:
     """Print the rows of `logscope.execution.fleet_analysis`; without `verbose` the first ones."""
-    from rich.table import Table
-    from rich.text import Text
-
     console = make_console(color)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("server", "", "verdict", "pressure", "preemptions", "E2E p99", "TTFT p99"):
-        table.add_column(name, overflow="fold")
+    columns = ("server", "verdict", "preemptions", "E2E p99", "TTFT p99")
+    for place, name in enumerate(columns):
+        table.add_column(name, overflow="fold", no_wrap=place > 0, justify="right" if place > 1 else "left")
     for row in rows if verbose else rows[:MAX_ROWS]:
         table.add_row(
-            str(row["server"]),
             Text(clean(", ".join(row["names"]), 60)),
             row["verdict"] + (" (uneven engines)" if row["imbalance"] else ""),
-            row["pressure"],
-            "" if row["preemptions"] is None else number(row["preemptions"]),
-            "" if row["p99_e2e_s"] is None else duration(row["p99_e2e_s"]),
-            "" if row["p99_ttft_s"] is None else duration(row["p99_ttft_s"]),
+            number(row["preemptions"], "–"),
+            duration(row["p99_e2e_s"], "–"),
+            duration(row["p99_ttft_s"], "–"),
         )
     console.print(table)
     if not verbose and len(rows) > MAX_ROWS:

@@ -22,8 +22,8 @@ MAX_SHOWN = 8
 _COLOURS = {"none": "green", "saturated": "yellow", "thrash": "red"}
 _WORDS = {
     "none": "no pressure",
-    "saturated": "saturated: the KV cache is full and requests wait",
-    "thrash": "thrash: running requests are evicted again and again",
+    "saturated": "saturated: the KV cache is full and requests queue",
+    "thrash": "thrashing: running requests are being preempted repeatedly",
 }
 
 
@@ -98,14 +98,16 @@ class LiveView:
 
 def picture(monitor: Monitor, name: str, alerts: Iterable[str]) -> RenderableType:
     """The view: one block an engine, the last alerts below."""
-    parts: list[RenderableType] = [Text(f"logscope watch {clean(name, 80)}  (Ctrl-C ends it)", style="dim")]
+    parts: list[RenderableType] = [Text(f"logscope watch {clean(name, 80)}  (Ctrl-C to stop)", style="dim")]
     shown = list(monitor.engines.values())
     for watched in shown[:MAX_SHOWN]:
         parts += _engine(watched, alone=len(shown) == 1)
     if len(shown) > MAX_SHOWN:
         parts.append(Text(f"  and {len(shown) - MAX_SHOWN} more engines", style="dim"))
     if not shown:
-        parts.append(Text("  no statistics line yet", style="dim"))
+        parts.append(
+            Text("  waiting for the first statistics line (vLLM prints one every 10 s when busy)", style="dim")
+        )
     told = [Text(f"  {line}") for line in alerts]
     return Group(*parts, *([Text("")] if told else []), *told)
 
@@ -114,9 +116,9 @@ def _engine(watched: Watched, *, alone: bool) -> list[RenderableType]:
     state, last = watched.state, watched.last
     lines: list[RenderableType] = []
     head = Text("" if alone else f"server {watched.key[0]} engine {watched.key[1]}  ")
-    head.append(_WORDS[state.pressure], style=f"bold {_COLOURS[state.pressure]}")
-    if state.since is not None:
-        head.append(f" since {state.since:%H:%M:%S}")
+    word, colon, rest = _WORDS[state.pressure].partition(":")
+    since = f" since {state.since:%H:%M:%S}" if state.since is not None else ""
+    head.append(f"{word}{since}{colon}{rest}", style=f"bold {_COLOURS[state.pressure]}")
     lines.append(head)
     if last is None:
         return lines

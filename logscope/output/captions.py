@@ -1,0 +1,154 @@
+"""What an answer says beside its figures: which engine they are for, why some are missing, and which part of a line is the evidence.
+
+All read the document of `analyze --json`, so that the terminal and the report say the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from logscope.wording import VERDICTS, plural
+
+__all__ = [
+    "engine_name",
+    "is_poor_fit",
+    "lines_read",
+    "no_advice",
+    "of_engine",
+    "own_findings",
+    "reason",
+    "scope",
+    "telling",
+    "worst_engine",
+]
+
+_UNANSWERED = ("startup-failed", "startup-kv-too-small", "runtime-oom", "engine-crash", "engine-stall")
+
+# What a line is shown for, where it is too long to be shown whole: the queues and the cache of a statistics line, else the word that matters.
+_TELLING = (
+    re.compile(r"\bRunning: \d.{0,120}?KV cache usage: [\d.]+ ?%"),
+    re.compile(r"\bRunning: \d.{0,60}?Waiting: \d+"),
+    re.compile(r"(?:KV cache|memory) usage:? [\d.]+ ?%?", re.I),
+    re.compile(r"\([\d.]+ GiB.{0,40}which is larger than.{0,60}?GiB\)?|larger than the maximum[^.]{0,80}", re.I),
+    re.compile(r"preempt\w*|out of memory|maximum model length[^.]{0,40}|\bdied\b", re.I),
+    re.compile(r"\w+Error\b.{0,60}"),
+)
+
+
+def worst_engine(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of `engines` that the top level speaks of; empty when there is none."""
+    engines = document.get("engines") or []
+    worst = document.get("worst_engine") or 0
+    return engines[worst] if 0 <= worst < len(engines) else {}
+
+
+def of_engine(finding: Mapping[str, Any], engine: Mapping[str, Any]) -> bool:
+    """Whether a finding is of this engine."""
+    return all(finding.get(name) == engine.get(name) for name in ("server", "run", "engine_index"))
+
+
+def engine_name(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """An engine by what tells it from the others of the answer: "engine 1", "server 2, start 1"; empty where it is the only one."""
+    engines = document.get("engines") or []
+    named = (("server", "server"), ("run", "start"), ("engine_index", "engine"))
+    differs = [(key, word) for key, word in named if len({e.get(key) or 0 for e in engines}) > 1]
+    return ", ".join(f"{word} {entry.get(key) or 0}" for key, word in differs)
+
+
+def scope(document: Mapping[str, Any]) -> str:
+    """Which engine the answer is for where there are several, and which figures are totals."""
+    engines = document.get("engines") or []
+    if len(engines) < 2:
+        return ""
+    name = engine_name(worst_engine(document), document)
+    which, all_of = ("worse", "both") if len(engines) == 2 else ("worst", f"all {len(engines)}")
+    return f"Showing {name}, the {which} of {len(engines)}; figures marked as totals are for {all_of}."
+
+
+def is_poor_fit(finding: Mapping[str, Any]) -> bool:
+    """Whether this finding warns that the replay fits the log poorly."""
+    return finding.get("id") == "coverage" and "mean_fit" in (finding.get("facts") or {})
+
+
+def own_findings(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What was found out about the worst engine, without what the log could not show."""
+    worst = worst_engine(document)
+    return [f for f in document.get("findings") or [] if f.get("id") != "coverage" and of_engine(f, worst)]
+
+
+def reason(document: Mapping[str, Any]) -> str:
+    """Why there is no verdict, or no latencies: one sentence that names the cause where it is known."""
+    replay = document.get("replay") or {}
+    worst = worst_engine(document)
+    gaps = [f for f in document.get("findings") or [] if f.get("id") == "coverage" and of_engine(f, worst)]
+    if replay.get("declined"):
+        return f"This server uses {' and '.join(replay['declined'])}, which the replay does not model."
+    for finding in gaps:
+        if finding.get("severity") == "warning" or is_poor_fit(finding):
+            return f"{finding['title']}."
+    if (document.get("options") or {}).get("replay") is False:
+        return "The replay was skipped (--no-replay); run without it for latencies, preemption counts and advice."
+    for finding in gaps:
+        if "statistics" in str(finding.get("title")):
+            return f"{finding['title']}."
+    if not worst:
+        return "No server in this log got as far as to serve requests."
+    if not replay:
+        return (
+            "The log does not hold what a replay needs: periodic statistics, request or access lines, and the size of "
+            "the KV cache."
+        )
+    return VERDICTS["not-enough-evidence"].says
+
+
+def no_advice(document: Mapping[str, Any]) -> str:
+    """What stands in the place of advice where there is none."""
+    verdict = document.get("verdict")
+    if verdict in _UNANSWERED:
+        return "No setting is recommended: nothing in the log points to one. See the findings and their evidence."
+    if verdict == "healthy" and all(f.get("severity") == "info" for f in own_findings(document)):
+        return "No change recommended."
+    replay = document.get("replay") or {}
+    if replay.get("requests") and not any(map(is_poor_fit, document.get("findings") or [])):
+        return "None of the replayed changes helps enough to recommend."
+    return f"No recommendation: {_lower(reason(document))}"
+
+
+def _lower(sentence: str) -> str:
+    """A sentence in the middle of another; a name at its head stays as it is."""
+    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
+
+
+def telling(text: str, width: int) -> str:
+    """About `width` characters of a line of the log: both ends are cut before the number that is the evidence is."""
+    if len(text) <= width:
+        return text
+    found = next((m for pattern in _TELLING if (m := pattern.search(text))), None)
+    start, end = found.span() if found else (0, 0)
+    if end < width:
+        return text[: width - 1].rstrip() + "…"
+    # What stands before it as far as there is room for, from a word on.
+    room = max(width - 2, end - start)
+    first = max(0, min(end - room + (room - (end - start)) // 2, len(text) - room))
+    blank = text.find(" ", first, start)
+    first = start if blank < 0 else blank + 1
+    shown = text[first : max(first + room, end)].rstrip()
+    return f"…{shown}…" if first + len(shown) < len(text) else f"…{shown}"
+
+
+def lines_read(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What became of the lines: (number, what), the whole first; every line is in one of the parts."""
+    parts = [
+        ("events", "vLLM events parsed"),
+        ("other_records", "other vLLM records"),
+        ("foreign_lines", "non-vLLM lines"),
+    ]
+    found = [plural(given.get("lines") or 0, "line") + " read"]
+    whole = given.get("lines") or 0
+    rest = whole - sum(given.get(key) or 0 for key, _ in parts)
+    said = [(f"{given.get(key) or 0:,}", word) for key, word in parts]
+    if rest > 0:
+        said.append((f"{rest:,}", "continuation lines"))
+    return [(found[0], ""), *said]
