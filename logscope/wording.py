@@ -14,6 +14,7 @@ from datetime import datetime
 
 __all__ = [
     "BASES",
+    "COSTS",
     "LEDGER_LABELS",
     "LOST_TO",
     "NOT_VISIBLE",
@@ -21,6 +22,7 @@ __all__ = [
     "VERDICTS",
     "Verdict",
     "bars",
+    "between",
     "bounds",
     "change",
     "duration",
@@ -65,6 +67,9 @@ BASES = {
     "rule": "a rule of thumb; nothing was replayed",
 }
 """What a number rests on."""
+
+COSTS = {"free": "no extra hardware", "gpu": "needs more GPUs"}
+"""What a change needs."""
 
 PRESSURE = {
     "thrash": "Thrashing: requests keep preempting one another.",
@@ -230,6 +235,19 @@ def estimate(low: float | None, value: float | None, high: float | None) -> str:
     if high is None:
         return f"at least {number(value if low is None else low)}"
     return number(value) if low is None or number(low) == number(high) else f"{number(value)} ({bounds(low, high)})"
+
+
+def between(low: float | None, high: float | None) -> str:
+    """The bounds of a duration in seconds: "27 s to 36 s", "at least 4.1 s", or nothing."""
+    if low is None and high is None:
+        return ""
+    if low is None or high is None:
+        return f"at most {duration(high)}" if low is None else f"at least {duration(low)}"
+    first, last = duration(low), duration(high)
+    if first == last:
+        return first
+    same = first.rpartition(" ")[2] == last.rpartition(" ")[2]
+    return f"{first.rpartition(' ')[0] if same else first} to {last}"
 
 
 def shares(ledger: Mapping[str, float | None], top: int = 3) -> str:

@@ -158,7 +158,7 @@ def test_a_hole_of_nuls_within_a_log_is_passed_over(tmp_path: Path) -> None:
     assert len(run("parse", path).stdout.splitlines()) == len(start) + len(rest)
 
 
-@pytest.mark.parametrize(("named", "said"), [("-", "-: standard input is closed"), ("", "no log named")])
+@pytest.mark.parametrize(("named", "said"), [("-", "-: standard input is closed"), ("", "no log given")])
 def test_a_closed_standard_input(named: str, said: str) -> None:
     result = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m logscope parse {named} <&-"],

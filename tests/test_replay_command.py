@@ -225,7 +225,7 @@ def test_settings_and_load_can_be_changed(config: Path, crowd: Path) -> None:
     ("setting", "sentence"),
     [
         ("colour=red", "unknown setting"),
-        ("max_num_seqs=many", "is a number"),
+        ("max_num_seqs=many", "must be a whole number"),
         ("tensor_parallel_size=2", "give them in --config"),
         ("replicas=2", "give them in --config"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from click.core import ParameterSource
 from logscope.commands.options import (
     Display,
     TargetType,
+    Verb,
     check_targets,
+    command_line,
     display_options,
     given_settings,
     in_order,
@@ -41,6 +44,9 @@ __all__ = ["command"]
 _SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
 
 
+STDOUT = Path("-")
+
+
 @dataclass(frozen=True, slots=True)
 class _Outputs:
     """The files that the user asked for. `plotlyjs` is None where he left the choice to the report."""
@@ -59,15 +65,35 @@ class _Outputs:
         if self.frames is not None:
             write_frames(found, self.frames)
         if self.html is not None:
-            from logscope.output.files import write_reports
-
-            write_reports(found, document, rows, self.html, plotlyjs=self.plotlyjs)
+            self._write_html(found, document, rows)
         if self.workload is not None:
             write_workload(found, self.workload)
         if self.trace is not None:
             write_replay_trace(found, self.trace)
         if self.json is not None:
             write_document(document, self.json)
+
+    @property
+    def on_stdout(self) -> bool:
+        """Whether a document goes to standard output, so that the answer for people does not."""
+        return self.json == "-" or self.html == STDOUT
+
+    def _write_html(self, found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+        from logscope.output.files import frames_of_report, write_reports
+
+        assert self.html is not None
+        made = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "command": command_line()}
+        if self.html != STDOUT:
+            write_reports(found, document, rows, self.html, plotlyjs=self.plotlyjs, made=made)
+            return
+        from logscope.output.report.page import render_html
+
+        if len(rows) > 1:
+            raise click.UsageError("--html -: several servers make several pages; give a folder")
+        if self.plotlyjs == "directory":
+            raise click.UsageError("--html -: --plotlyjs directory needs a file to stand beside")
+        page = render_html(document, frames_of_report(found), plotlyjs=self.plotlyjs or "inline", made=made)
+        click.echo(page.encode("utf-8", errors="replace"))
 
 
 def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,58 +121,63 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--html",
             "html_target",
-            type=TargetType(folder=None),
-            metavar="FILE",
-            help="Write the report; for several servers an index (in a folder DIR/: its index.html) with a report for each beside it.",
+            type=TargetType(folder=None, dash=True),
+            metavar="FILE|-",
+            help="Write the HTML report; for several servers an index (DIR/index.html for a folder) with one report per server.",
         ),
         click.option(
             "--plotlyjs",
             type=click.Choice(["inline", "cdn", "directory"]),
             default="inline",
             show_default=True,
-            help="Where the report's chart script is.",
+            help="How the report loads its chart library.",
         ),
-        click.option("--frames", type=TargetType(folder=True), metavar="DIR", help="Write the frames as Parquet."),
+        click.option(
+            "--frames",
+            type=TargetType(folder=True),
+            metavar="DIR",
+            help="Write the parsed and replayed tables as Parquet files into DIR.",
+        ),
         click.option(
             "--workload-out",
             type=TargetType(),
             metavar="FILE",
-            help="Write the inferred requests, which `logscope replay` reads.",
+            help="Write the inferred requests, for `logscope replay`.",
         ),
         trace_option("Write the replay as a Chrome/Perfetto trace."),
     )
 
 
-@click.command("analyze")
+@click.command("analyze", cls=Verb)
 @source_argument
 @_output_options
-@settings_option("Tell a setting that the log does not.")
-@no_replay_option("Look at the log alone: no inference, no latencies.")
+@settings_option("Supply or override a setting, also one that the log shows.")
+@no_replay_option("Skip inference and replay: fast, but no latencies, preemption counts or advice.")
 @seed_option
 @click.option(
-    "--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with status 1 where a finding is as severe."
+    "--fail-on",
+    type=click.Choice(["warning", "critical"]),
+    help="Exit with status 1 if any finding is at least this severe.",
 )
 @click.option(
     "--metrics",
     multiple=True,
     metavar="FILE|URL",
-    help="A second witness: Prometheus text, OpenMetrics, a query_range answer, or JSON scrapes.",
+    help="Cross-check against server metrics: Prometheus text, OpenMetrics, a query_range answer, or JSON scrapes.",
 )
 @click.option(
     "--latencies",
     metavar="FILE",
-    help="A second witness: a result of vLLM bench serve or guidellm, or a CSV (sent,first_token,finished).",
+    help="Cross-check against client latencies: a result of vLLM bench serve or guidellm, or a CSV (sent,first_token,finished).",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(1, 256),
     metavar="N",
-    help="Read and replay in so many processes; the answer is the same. Without it one process reads, and others join it for long replays.",
+    help="Worker processes; the result does not depend on it. Default: one reader, up to three helpers for long replays.",
 )
 @click.option(
-    "--on",
-    type=click.Choice(["ray"]),
-    help="Read and replay on a Ray cluster that runs; its nodes must see the same files.",
+    "--on", type=click.Choice(["ray"]), help="Run on an existing Ray cluster (all nodes must see the same files)."
 )
 @state_option
 @unit_option
@@ -170,7 +201,7 @@ def command(
     reading: Reading,
     display: Display,
 ) -> None:
-    """Say what is behind a vLLM server's slow requests, and what to change.
+    """Find out what makes a vLLM server's requests slow, and what to change.
 
     SOURCE: files (also .gz .zst .xz .bz2), folders, globs, journal files, - for standard input.
 
@@ -192,6 +223,8 @@ def command(
     from logscope.witness.latencies import read_latencies
     from logscope.witness.metrics import read_metrics
 
+    if outputs.json == "-" and outputs.html == STDOUT:
+        raise click.UsageError("--json - and --html - cannot both go to standard output")
     if jobs is not None and on is not None:
         raise click.UsageError("give --jobs N (processes here) or --on ray, not both")
     given = given_settings(settings)
@@ -207,9 +240,7 @@ def command(
         data = read_on(executor, opened, replace(reading, wanted=wanted), state=state)
         tell_and_check(data.coverage, display)
         if not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
-            display.note(
-                "nothing in this log lies between --since and --until; what follows is from the server's start lines alone"
-            )
+            display.note("no log lines between --since and --until; showing start-up lines only")
         with progress_bar(quiet=display.quiet, color=display.color) as progress:
             found = analyze_on(executor, data, given=given, replay=not no_replay, effort=Effort(seed, progress))
     if clients is not None or counters is not None:
@@ -218,8 +249,9 @@ def command(
         found = witnessed(found, counters, clients)
     document = analysis_document(found)
     document["servers"] = rows = server_rows(found)
+    document["options"] = {"replay": not no_replay, "seed": seed, "timezone": span.zone}
     outputs.write(found, document, rows)
-    if outputs.json != "-":
+    if not outputs.on_stdout:
         _print(found, document, rows, display)
     if fail_on is not None and any(f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]):
         ctx.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import os
@@ -26,19 +27,22 @@ UNWRITTEN = 73
 """Exit status where a result could not be written (EX_CANTCREAT): the log was there, so it is not 3; the answer is lost, so it is not 4."""
 
 _VERBS = {
-    "analyze": "Say what is behind the slow requests, and what to change.",
-    "parse": "Give the events alone, as JSON lines, CSV or Parquet.",
+    "analyze": "Find out what makes requests slow, and what to change.",
+    "parse": "Extract the parsed events, as JSON lines, CSV or Parquet.",
     "whatif": "Replay a log's workload under a changed configuration.",
     "replay": "Run the reference engine on workload or trace files.",
     "compare": "Compare two logs, before and after a change.",
-    "watch": "Follow a log as it is written and say when pressure starts.",
-    "formats": "List the log formats that are known.",
-    "completion": "Print the completion script of a shell.",
+    "watch": "Follow a live log and report when KV pressure starts and ends.",
+    "formats": "List all supported log formats.",
+    "completion": "Print a shell's completion script.",
 }
 
 
 INTERRUPTED = 130
 """Exit status at Ctrl-C (128 + SIGINT); at SIGTERM it is 143."""
+
+_MEANT = {"help": "--help", "version": "--version", "check": "analyze", "report": "analyze", "tail": "watch"}
+"""What is meant by words that look like no verb."""
 
 
 class ReaderGoneError(Exception):
@@ -62,6 +66,19 @@ class _Verbs(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the verb that a mistyped one is nearest to."""
+        name = args[0] if args else ""
+        if name and name not in _VERBS and not name.startswith("-"):
+            from logscope.sanitize import visible
+
+            near = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, _VERBS, 1, 0.6)), None)
+            hint = f" Did you mean '{near}'?" if near else f" Commands: {', '.join(_VERBS)}."
+            raise click.UsageError(f"No such command {visible(name, 60)!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         # Before click sees it: for click a reader that went away, and Ctrl-C, are failures, and its status 1 is that of --fail-on.
         try:
@@ -83,7 +100,7 @@ class _Verbs(click.Group):
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="logscope")
 def cli() -> None:
-    """Read a vLLM server's log and say what is behind its slow requests.
+    """Read a vLLM server's log and find out what makes its requests slow.
 
     \b
     Example:

@@ -6,6 +6,7 @@ import click
 
 from logscope.commands.options import (
     Display,
+    Verb,
     clock_options,
     display_options,
     json_option,
@@ -19,11 +20,11 @@ from logscope.commands.options import (
 __all__ = ["command"]
 
 
-@click.command("compare")
+@click.command("compare", cls=Verb)
 @click.argument("before")
 @click.argument("after")
 @json_option()
-@no_replay_option("Look at the logs alone: no latencies, no prediction.")
+@no_replay_option("Skip inference and replay: fast, but no latencies and no prediction.")
 @seed_option
 @clock_options
 @display_options

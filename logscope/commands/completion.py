@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from logscope.commands.options import Verb
+
 __all__ = ["command"]
 
 
-@click.command("completion")
+@click.command("completion", cls=Verb)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
     """Print the completion script of a shell, to be read when it starts.

@@ -7,7 +7,7 @@ import shutil
 
 import click
 
-from logscope.commands.options import json_option, write_json
+from logscope.commands.options import Verb, json_option, write_json
 from parsers.families import FAMILIES, FORMATS, Format
 
 __all__ = ["command", "format_object"]
@@ -26,11 +26,11 @@ def format_object(format_: Format) -> dict[str, str]:
     }
 
 
-@click.command("formats")
+@click.command("formats", cls=Verb)
 @click.option("--family", type=click.Choice(FAMILIES), help="Only the formats of one family.")
 @json_option("Write them as JSON.")
 def command(family: str | None, json_target: str | None) -> None:
-    """List the log formats that are known: family, variant, engine, versions, an example.
+    """List all supported log formats: family, variant, engine, versions, an example.
 
     \b
     Example:

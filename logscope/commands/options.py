@@ -1,9 +1,10 @@
-"""What the commands share: their options, declared once, and what is done with the sources and results they name."""
+"""What the commands share: their options, declared once and grouped in the help, and what is done with sources and results."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterable
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Display",
     "TargetType",
+    "Verb",
     "check_targets",
     "clock_options",
+    "command_line",
     "display_options",
     "given_settings",
     "in_order",
@@ -143,15 +146,71 @@ def _is_special(path: Path) -> bool:
     return False
 
 
+_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "Options",
+        (
+            "html_target",
+            "json_target",
+            "form",
+            "output",
+            "since",
+            "until",
+            "unit",
+            "units",
+            "settings",
+            "config_file",
+            "no_replay",
+            "fail_on",
+            "new",
+            "family",
+        ),
+    ),
+    ("Cross-checks", ("metrics", "latencies")),
+    ("Reading", ("timezone", "year", "state", "keep_other", "include_prompts")),
+    ("Further output", ("workload_out", "trace", "frames", "steps_dir", "plotlyjs")),
+    ("Running", ("seed", "jobs", "on")),
+    ("Display", ("quiet", "verbose", "color", "help")),
+)
+"""The help's headings with the options below each, the everyday ones first; an option of none stands under "More options"."""
+
+
+GIVEN = "logscope.given"
+"""Where a command's context keeps the arguments as they were typed."""
+
+
+class Verb(click.Command):
+    """A command whose help shows its options in groups."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments as they were typed, for `command_line`."""
+        ctx.meta[GIVEN] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        named = ((p, "help" if "--help" in p.opts else str(p.name)) for p in options)
+        shown = {name: record for p, name in named if (record := p.get_help_record(ctx)) is not None}
+        for heading, names in _GROUPS:
+            rows = [shown.pop(name) for name in names if name in shown]
+            if heading == "Display" and shown:
+                with formatter.section("More options"):
+                    formatter.write_dl(list(shown.values()))
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
 source_argument = click.argument("sources", nargs=-1, metavar="[SOURCE]...")
 
-seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Same input and seed, same output.")
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Random seed for the inference.")
 
 state_option = click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Remember there what was read: the next run reads only what is new.",
+    help="Keep read positions in DIR, so that the next run reads only new lines.",
 )
 
 unit_option = click.option(
@@ -159,11 +218,11 @@ unit_option = click.option(
 )
 
 _year_option = click.option(
-    "--year", type=click.IntRange(1970, 9999), help="Year of the first record (vLLM prints none)."
+    "--year", type=click.IntRange(1970, 9999), help="Year of the first record (vLLM prints no year)."
 )
 
 
-def json_option(help_text: str = "Write the machine-readable result.") -> Decorator:
+def json_option(help_text: str = "Write the result as JSON; - for standard output.") -> Decorator:
     """Where JSON is written, as `json_target`."""
     kind = TargetType(dash=True, text=True)
     return click.option("--json", "json_target", type=kind, metavar="FILE|-", help=help_text)
@@ -190,7 +249,7 @@ def _zone_option(help_text: str) -> Decorator:
 
 def clock_options(function: Command) -> Command:
     """On which clock records are read, as `timezone` and `year`."""
-    return _zone_option("Zone of an envelope's clock that has none.")(_year_option(function))
+    return _zone_option("Time zone of outer timestamps that carry none.")(_year_option(function))
 
 
 def reading_options(function: Command) -> Command:
@@ -208,10 +267,10 @@ def reading_options(function: Command) -> Command:
             "--since",
             type=MomentType(),
             metavar="TIME",
-            help="Leave out what is before: ISO, today, or -2h (before the end of the log).",
+            help='Ignore everything before TIME: ISO time, 23:58, "today", "10 min ago", or -2h (two hours before the end of the log).',
         ),
-        click.option("--until", type=MomentType(), metavar="TIME", help="Leave out what is at or after this time."),
-        _zone_option("Zone of --since/--until, which then look at the envelope's clock."),
+        click.option("--until", type=MomentType(), metavar="TIME", help="Ignore everything from TIME on."),
+        _zone_option("Time zone of --since and --until, which then use the outer timestamps (journald, Docker, …)."),
         _year_option,
     )
 
@@ -225,9 +284,15 @@ def display_options(function: Command) -> Command:
 
     return in_order(
         gathered,
-        click.option("-q", "--quiet", is_flag=True, help="Results only: no notes, no progress."),
-        click.option("-v", "--verbose", is_flag=True, help="More detail."),
-        click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True),
+        click.option("-q", "--quiet", is_flag=True, help="Print results only: no notes, no progress bar."),
+        click.option("-v", "--verbose", is_flag=True, help="Print more detail."),
+        click.option(
+            "--color",
+            type=click.Choice(["auto", "always", "never"]),
+            default="auto",
+            show_default=True,
+            help="When to use colour; NO_COLOR is obeyed, too.",
+        ),
     )
 
 
@@ -236,6 +301,15 @@ def in_order(function: Command, *options: Decorator) -> Command:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def command_line() -> str:
+    """The command as it was typed, without the secrets of addresses."""
+    from parsers.sources.object_stores import without_secrets
+
+    ctx = click.get_current_context()
+    given = (without_secrets(arg) for arg in ctx.meta.get(GIVEN, ()))
+    return shlex.join(["logscope", str(ctx.info_name), *given])
 
 
 def given_settings(settings: tuple[str, ...], *, scenario: bool = False) -> dict[str, Any]:
@@ -272,7 +346,7 @@ def open_sources(
     if not names and not units:
         if sys.stdin is None or sys.stdin.isatty():
             raise NothingToWorkOn(
-                "no log named: give a file, a folder or a glob, or pipe a log in (journalctl -u vllm | logscope analyze -)"
+                "no log given: pass a file, a folder or a glob, or pipe a log in (journalctl -u vllm | logscope analyze -)"
             )
         names = ("-",)
     if "-" in names and sys.stdin is None:

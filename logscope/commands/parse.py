@@ -1,4 +1,4 @@
-"""`logscope parse`: the events alone."""
+"""`logscope parse`: the parsed events."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 from logscope.commands.options import (
     Display,
     TargetType,
+    Verb,
     display_options,
     open_sources,
     reading_options,
@@ -30,19 +31,16 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("parse")
+@click.command("parse", cls=Verb)
 @source_argument
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(["jsonl", "csv"]),
-    default="jsonl",
-    show_default=True,
-    help="Form on standard output.",
+    "--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True, help="Output format."
 )
-@click.option("--output", type=TargetType(folder=True), metavar="DIR", help="Write one Parquet file a family instead.")
-@click.option("--all", "keep_other", is_flag=True, help="Also every other vLLM record, as family `other`.")
-@click.option("--include-prompts", is_flag=True, help="Keep prompts, token ids and outputs (left out otherwise).")
+@click.option(
+    "--output", type=TargetType(folder=True), metavar="DIR", help="Write one Parquet file per event family into DIR."
+)
+@click.option("--all", "keep_other", is_flag=True, help="Also output every other vLLM record, as family `other`.")
+@click.option("--include-prompts", is_flag=True, help="Include prompts, token IDs and outputs (omitted by default).")
 @state_option
 @unit_option
 @reading_options
@@ -60,7 +58,7 @@ def command(
     reading: Reading,
     display: Display,
 ) -> None:
-    """Give the events of vLLM logs as JSON lines, CSV or Parquet.
+    """Extract the parsed events of vLLM logs as JSON lines, CSV or Parquet.
 
     SOURCE: files (also .gz .zst .xz .bz2), folders, globs, journal files, - for standard input.
 
@@ -72,6 +70,10 @@ def command(
     from logscope.log.span import check_something_read, partly_read, problems
     from parsers.reading.by_line import Keep
 
+    if output is not None and output.suffix and not output.is_dir():
+        raise click.UsageError(
+            f"--output takes a folder, for one Parquet file per event family: write --output {output.with_suffix('')}"
+        )
     coverage, span = Coverage(), reading.span
     opened = open_sources(sources, timezone=span.zone, units=units, span=span, from_start=False)
     keep = Keep(keep_other, include_prompts)

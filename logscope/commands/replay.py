@@ -10,6 +10,7 @@ import click
 from logscope.commands.options import (
     Display,
     TargetType,
+    Verb,
     check_targets,
     display_options,
     given_settings,
@@ -29,7 +30,7 @@ _FILE = click.Path(path_type=Path)
 _FOLDER = TargetType(folder=True)
 
 
-@click.command("replay")
+@click.command("replay", cls=Verb)
 @click.argument("workloads", nargs=-1, required=True, type=_FILE, metavar="WORKLOAD...")
 @click.option(
     "--config",

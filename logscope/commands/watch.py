@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from logscope.commands.options import Display, check_targets, clock_options, display_options, json_option
+from logscope.commands.options import Display, Verb, check_targets, clock_options, display_options, json_option
 
 if TYPE_CHECKING:
     from logscope.live.monitor import Monitor
@@ -24,11 +24,11 @@ class _Stopped(BaseException):
     """SIGTERM came."""
 
 
-@click.command("watch")
+@click.command("watch", cls=Verb)
 @click.argument("source", required=False, metavar="[SOURCE]")
 @click.option("--unit", metavar="NAME", help="Follow a systemd unit's journal (runs journalctl).")
-@json_option("Write one JSON object a line, as it happens.")
-@click.option("--new", is_flag=True, help="Tell only what happens from now on; what is there is read all the same.")
+@json_option("Write one JSON object per line, as it happens; - for standard output.")
+@click.option("--new", is_flag=True, help="Report only new events (existing lines are still read for context).")
 @clock_options
 @display_options
 def command(

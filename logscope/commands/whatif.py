@@ -6,6 +6,7 @@ import click
 
 from logscope.commands.options import (
     Display,
+    Verb,
     display_options,
     given_settings,
     json_option,
@@ -30,9 +31,9 @@ class CannotReplayError(LogscopeError):
     status = 3
 
 
-@click.command("whatif")
+@click.command("whatif", cls=Verb)
 @source_argument
-@settings_option("The change.", required=True)
+@settings_option("The change to replay, as in --set max_num_seqs=12.", required=True)
 @json_option()
 @seed_option
 @unit_option

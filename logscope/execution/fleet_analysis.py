@@ -183,6 +183,11 @@ def _names(analysis: Analysis, server: int) -> list[str]:
     return sorted(places) or [s for s in analysis.data.coverage.sources if s in own]
 
 
+_NOT_SERVING = ("startup-kv-too-small", "startup-failed", "engine-crash", "runtime-oom", "engine-stall")
+"""Of several servers those that serve nobody stand above those that are slow."""
+
+
 def _badness(row: Mapping[str, Any]) -> tuple[int, float, float, int]:
-    rank = RANK.index(row["verdict"]) if row["verdict"] in RANK else len(RANK)
+    order = (*_NOT_SERVING, *(v for v in RANK if v not in _NOT_SERVING))
+    rank = order.index(row["verdict"]) if row["verdict"] in order else len(order)
     return rank, -(row["p99_e2e_s"] or 0.0), -(row["preemptions"] or 0.0), row["server"]

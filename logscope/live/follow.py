@@ -192,7 +192,7 @@ def open_source(name: str, wait: Wait) -> Iterator[Chunks]:
     if name == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise NothingToWorkOn(
-                "no log named: give a file, or pipe one in (docker logs -f vllm 2>&1 | logscope watch -)"
+                "no log given: pass a file, or pipe one in (docker logs -f vllm 2>&1 | logscope watch -)"
             )
         yield read_pipe(sys.stdin.fileno())
         return

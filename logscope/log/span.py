@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from datetime import time as time_of_day
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -41,29 +42,39 @@ __all__ = [
     "problems",
     "unit_source",
 ]
-_RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>s|min|m|h|d|w)$")
+_UNIT = r"(?P<unit>s|sec(?:ond)?s?|m|min(?:ute)?s?|h|hours?|d|days?|w|weeks?)"
+_RELATIVE = re.compile(rf"-(?P<count>\d{{1,9}}) ?{_UNIT}$")
+_AGO = re.compile(rf"(?P<count>\d{{1,9}}) ?{_UNIT} ago$")
+_CLOCK = re.compile(r"(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?$")
+_EPOCH = re.compile(r"@?(?P<seconds>\d{9,11})(?:\.\d+)?$")
 _DAYS = {"today": 0, "yesterday": 1}
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}  # by the first letter
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time as the user gave it: absolute (`when`) or seconds before the end of the log."""
+    """A point in time as the user gave it: absolute (`when`), seconds before the end of the log, or a time of its last day (`clock`)."""
 
     when: datetime | None = None
     before_end_s: int | None = None
+    clock: time_of_day | None = None
 
     def resolve(self, end: datetime | None) -> datetime | None:
         """The absolute time, given the log's last one."""
         if self.when is not None:
             return self.when
-        if end is None or self.before_end_s is None:
+        if end is None:
             return None
-        return end - timedelta(seconds=self.before_end_s)
+        if self.clock is not None:
+            found = end.replace(hour=self.clock.hour, minute=self.clock.minute, second=self.clock.second, microsecond=0)
+            return found if found <= end else found - timedelta(days=1)
+        return None if self.before_end_s is None else end - timedelta(seconds=self.before_end_s)
 
 
 class MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases
-    """Parses `2026-05-09T10:00`, `2026-05-09 10:00:00`, `today`, `yesterday` (their midnights), `-2h`; `10:00` is refused (which day?)."""
+    """Parses `2026-05-09T10:00`, `2026-05-09 10:00:00`, `today`, `yesterday` (their midnights), `now`, `10 min ago`, seconds since
+    the epoch, and relative to the log's end `-2h` (before it) and `23:58` (the last one in it).
+    """
 
     name = "time"
 
@@ -73,15 +84,25 @@ class MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer
             return value
         text = str(value).strip()
         if match := _RELATIVE.match(text):
-            return Moment(before_end_s=int(match["count"]) * _UNITS[match["unit"]])
+            return Moment(before_end_s=int(match["count"]) * _UNITS[match["unit"][0]])
+        if match := _CLOCK.match(text):
+            return Moment(clock=time_of_day(int(match["hour"]), int(match["minute"]), int(match["second"] or 0)))
+        if text == "now":
+            return Moment(when=datetime.now())
+        if match := _EPOCH.match(text):
+            return Moment(when=datetime.fromtimestamp(int(match["seconds"]), timezone.utc))
         if text in _DAYS:
             day = datetime.now().replace(hour=0, minute=0, second=0, microsecond=0)
             return Moment(when=day - timedelta(days=_DAYS[text]))
         try:
+            if match := _AGO.match(text):
+                ago = int(match["count"]) * _UNITS[match["unit"][0]]
+                return Moment(when=datetime.now().replace(microsecond=0) - timedelta(seconds=ago))
             return Moment(when=datetime.fromisoformat(text.replace("Z", "+00:00")))
-        except ValueError:
+        except (ValueError, OverflowError):
             self.fail(
-                f"{text!r} is no time: write 2026-05-09T10:00:00, today, or -2h for the last two hours of the log",
+                f"{text!r} is not a valid time; use 2026-05-09T10:00:00, 23:58 (the last in the log), today, now, '10 min ago', "
+                "or -2h for the last two hours of the log",
                 param,
                 ctx,
             )
@@ -209,12 +230,22 @@ def check_something_read(coverage: Coverage) -> None:
     if coverage.lines == 0 and coverage.skipped_sources:
         raise NothingToWorkOn("; ".join(_sentences(coverage)))
     if coverage.lines == 0:
-        raise NothingToWorkOn(
-            f"{_names(coverage)}: empty; give the log of a vLLM server (its standard output and error)"
-        )
+        raise NothingToWorkOn(_empty(coverage))
     raise NothingToWorkOn(
         f"{_names(coverage)}: {coverage.lines} lines, none of them a vLLM record; is this the server's own log?"
     )
+
+
+def _empty(coverage: Coverage) -> str:
+    if coverage.sources == ["-"]:
+        return "standard input was empty; pass the log of a vLLM server (stdout and stderr)"
+    if coverage.sources and coverage.sources[0].startswith("journal:"):
+        unit = coverage.sources[0].partition(":")[2]
+        return (
+            f'no journal entries for unit "{unit}" (the journal is empty for it); check the name (systemctl list-units) and that you '
+            "may read the journal (group systemd-journal)"
+        )
+    return f"{_names(coverage)}: empty; pass the log of a vLLM server (stdout and stderr)"
 
 
 def _names(coverage: Coverage) -> str:
@@ -256,7 +287,11 @@ def _epoch(unit: str, moment: Moment | None, zone: str | None) -> int | None:
         end = _newest(unit)
         return None if end is None else end - moment.before_end_s
     when = moment.when
-    assert when is not None
+    if when is None:  # a time of day: the last before the unit's last entry
+        end = _newest(unit)
+        when = None if end is None else moment.resolve(datetime.fromtimestamp(end, ZoneInfo(zone) if zone else None))
+    if when is None:
+        return None
     if when.tzinfo is None and zone is not None:
         when = when.replace(tzinfo=ZoneInfo(zone))
     try:

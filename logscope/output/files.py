@@ -28,7 +28,7 @@ from logscope.execution.fleet_analysis import servers_of
 from logscope.execution.workload_replay import JobResult, result_object
 from logscope.inference.result import InferredReplay
 from logscope.output.json import analysis_document
-from logscope.output.report.page import report_name, write_fleet_index, write_html
+from logscope.output.report.page import FleetRow, report_name, write_fleet_index, write_html
 from logscope.server.engines import engine_config
 from logscope.wording import LEDGER_LABELS, duration, percent
 from reference_engine.model.request import Request
@@ -139,11 +139,13 @@ def write_reports(
     target: Path,
     *,
     plotlyjs: str | None = None,
+    made: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the report to the file `target`, or to its `index.html` where it is a folder (or, for several servers, to be one: its name
     has no suffix).
 
     The reports of several servers share one script beside them, unless `plotlyjs` says otherwise; a single report holds it.
+    `made`: when and with which command, see `write_html`.
     """
     several = len(rows) > 1
     folder = target.is_dir() or (several and not target.suffix and not target.exists())
@@ -151,13 +153,25 @@ def write_reports(
         target.mkdir(parents=True, exist_ok=True)
         target = target / "index.html"
     if not several:
-        write_html(document, frames_of_report(found), target, plotlyjs=plotlyjs or "inline")
+        write_html(document, frames_of_report(found), target, plotlyjs=plotlyjs or "inline", made=made)
         return
-    for server, part in servers_of(found).items():
-        page = target.with_name(report_name(target, server))
-        own = analysis_document(part)
-        write_html(own, frames_of_report(part), page, plotlyjs=plotlyjs or "directory")
-    write_fleet_index(rows, found.data.coverage.lines, target)
+    shown = []
+    parts = servers_of(found)
+    for row in rows:
+        part = parts[row["server"]]
+        page = target.with_name(report_name(target, row["server"]))
+        own = {**analysis_document(part), "options": document.get("options")}
+        write_html(
+            own,
+            frames_of_report(part),
+            page,
+            plotlyjs=plotlyjs or "directory",
+            made={**(made or {}), "index": target.name, "name": ", ".join(row["names"])},
+        )
+        worst = part.worst_result
+        windows = worst.windows if worst is not None else None
+        shown.append(FleetRow(row, own, [] if windows is None else windows["kv_pct"].to_list()))
+    write_fleet_index(shown, found.data.coverage.lines, target, made=made)
 
 
 def results_json(results: Sequence[JobResult]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -196,6 +197,9 @@ def _fit(name: str, value: Any) -> Any:
     return int(number) if kind is int else number
 
 
+_EXAMPLES: dict[type, str] = {int: "12", float: "0.9", bool: "true"}
+
+
 def parse_settings(pairs: Iterable[str], *, scenario: bool = False) -> dict[str, Any]:
     """Read `KEY=VALUE` texts of `--set`.
 
@@ -207,8 +211,12 @@ def parse_settings(pairs: Iterable[str], *, scenario: bool = False) -> dict[str,
         name, sep, text = pair.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
         name = _ALIASES.get(name, name)
-        if not sep or name not in known:
-            raise SettingError(f"--set {pair}: unknown setting; write KEY=VALUE with one of {', '.join(known)}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f", did you mean {near[0]}?" if near else "; write KEY=VALUE."
+            raise SettingError(f"--set {pair}: unknown setting {name!r}{hint} (all: {', '.join(known)})")
+        if not sep or not text.strip():
+            raise SettingError(f"--set {pair}: value missing; write {name}={_EXAMPLES.get(known[name], 'VALUE')}")
         found[name] = _parse_value(name, text.strip(), known[name], pair)
     return found
 
@@ -230,16 +238,17 @@ def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
             "off": False,
         }.get(text.lower())
         if value is None:
-            raise SettingError(f"--set {pair}: {name} is true or false")
+            raise SettingError(f"--set {pair}: {name} must be true or false")
         return value
     try:
         number = float(text.replace(",", "").replace("_", ""))
     except ValueError:
-        raise SettingError(f"--set {pair}: {name} is a number") from None
+        kind_words = "a whole number" if kind is int else "a number"
+        raise SettingError(f"--set {pair}: {name} must be {kind_words}") from None
     if number != number or number in (float("inf"), float("-inf")) or number < 0 or (number == 0 and name in _POSITIVE):
-        raise SettingError(f"--set {pair}: {name} is a number above 0")
+        raise SettingError(f"--set {pair}: {name} must be a number above 0")
     if kind is int and number != int(number):
-        raise SettingError(f"--set {pair}: {name} is a whole number")
+        raise SettingError(f"--set {pair}: {name} must be a whole number")
     return int(number) if kind is int else number
 
 

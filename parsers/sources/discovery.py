@@ -122,7 +122,7 @@ def _of_folder(arg: str, folder: Path, notes: list[str]) -> Iterator[Found]:
         count += 1
         yield Found(str(path), path)
     if not count:
-        yield Found(arg, None, "a folder without log files; name the log itself")
+        yield Found(arg, None, "no log files in this folder; pass the log file itself")
 
 
 def _walk(folder: Path, notes: list[str]) -> Iterator[Path]:

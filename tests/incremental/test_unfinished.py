@@ -24,5 +24,5 @@ def test_unfinished_records_of_several_places() -> None:
 def test_what_was_typed_is_shown_not_obeyed() -> None:
     done = CliRunner().invoke(cli, ["whatif", "x.log", "--set", "arrival_scale=\u202e\x1b[2J"])
     assert done.exit_code == 2
-    assert "arrival_scale is a number" in done.stderr
+    assert "arrival_scale must be a number" in done.stderr
     assert OBEYED.search(done.stderr.replace("\n", " ")) is None

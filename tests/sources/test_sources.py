@@ -352,7 +352,7 @@ def test_folder(tmp_path: Path) -> None:
 def test_folder_without_logs(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_bytes(b"x")
     [source] = expand([str(tmp_path)])
-    assert source.problem == "a folder without log files; name the log itself"
+    assert source.problem == "no log files in this folder; pass the log file itself"
 
 
 def test_live_lines_come_when_they_are_written() -> None:

@@ -70,7 +70,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`figure` is plotly's own JSON (data and layout); `height` in CSS pixels; `notes` are printed below it."""
+    """`figure` is plotly's own JSON (data and layout); `height` in CSS pixels; `notes` are printed below it, and with `readout` what it says where one points."""
 
     id: str
     title: str
@@ -79,6 +79,7 @@ class Chart:
     table: Table
     height: int = 320
     notes: tuple[str, ...] = field(default=())
+    readout: bool = False
 
 
 def engine_key(entry: dict[str, Any]) -> Key:

@@ -24,18 +24,20 @@ import polars as pl
 
 from logscope import __version__
 from logscope.atomic_files import write_whole
+from logscope.output.report.captions import engine_name, headline, worst_engine
 from logscope.output.report.chart import DARK_TWIN, LEDGER, Chart, engine_key
 from logscope.output.report.request_charts import gantt, tail
 from logscope.output.report.timeline import timeline
-from logscope.output.report.view import page, worst_engine
+from logscope.output.report.view import page
 from logscope.output.report.view_advice import label_of
 from logscope.output.report.view_facts import rows_of_engine
 from logscope.sanitize import clean, script_json
-from logscope.wording import duration, number
+from logscope.wording import VERDICTS, duration, number, percent, period
 
 __all__ = [
     "PLOTLY_VERSION",
     "Charts",
+    "FleetRow",
     "charts",
     "plotly_script",
     "render_html",
@@ -69,7 +71,7 @@ def charts(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> C
     shown = ([worst] if worst else []) + engines[: MAX_ENGINES - 1]
     requests = _of(frames, "replay_requests", worst)
     return Charts(
-        timelines=[c for e in shown if (c := _timeline(e, frames, engines))],
+        timelines=[c for e in shown if (c := _timeline(e, frames, analysis))],
         tails=_tails(analysis, requests, frames.get("whatif_requests")),
         gantt=_gantt(worst, requests, _of(frames, "replay_spans", worst)),
         omitted=max(0, len(engines) + 1 - MAX_ENGINES),
@@ -81,12 +83,13 @@ def _of(frames: Mapping[str, pl.DataFrame], name: str, engine: Mapping[str, Any]
     return None if frame is None else rows_of_engine(frame, engine)
 
 
-def _timeline(engine: dict[str, Any], frames: Mapping[str, pl.DataFrame], others: Sequence[object]) -> Chart | None:
+def _timeline(engine: dict[str, Any], frames: Mapping[str, pl.DataFrame], analysis: Mapping[str, Any]) -> Chart | None:
     stats = _of(frames, "stats", engine)
     if stats is None:
         return None
     server, run, index = engine_key(engine)
-    title = f"Server {server}, start {run}, engine {index}" if others else "What happened over time"
+    whose = engine_name(engine, analysis)
+    title = f"{whose[:1].upper()}{whose[1:]}" or "What happened over time"
     name = f"timeline-{server}-{run}-{index}"
     return timeline(name, title, stats, engine, _of(frames, "replay_steps", engine))
 
@@ -131,7 +134,12 @@ class _Script:
 
 
 def write_html(
-    analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], out: Path, *, plotlyjs: str = "inline"
+    analysis: Mapping[str, Any],
+    frames: Mapping[str, pl.DataFrame],
+    out: Path,
+    *,
+    plotlyjs: str = "inline",
+    made: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the report of `analysis` (the JSON of `analyze --json`) to `out`, whole or not at all.
 
@@ -141,15 +149,21 @@ def write_html(
     preemptions, the ledger's labels), `replay_spans` (id, label, start, end) and `whatif_requests` (advice: its
     position, ttft_s, e2e_s). Times are datetimes on the log's clock.
     `plotlyjs`: "inline" puts the charts' script into the file, "cdn" loads it from the network, "directory" writes it
-    beside the file once. Raises ValueError for another word and OSError where nothing can be written.
+    beside the file once. `made` may say the report's `time` and `command`, the `index` that leads to it and the server's `name`. Raises ValueError for another word and OSError where nothing can be written.
     """
-    text = render_html(analysis, frames, plotlyjs=plotlyjs)
+    text = render_html(analysis, frames, plotlyjs=plotlyjs, made=made)
     if plotlyjs == "directory":
         write_whole(out.parent / PLOTLY_FILE, plotly_script())
     write_whole(out, text.encode("utf-8", errors="replace"))
 
 
-def render_html(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], *, plotlyjs: str = "inline") -> str:
+def render_html(
+    analysis: Mapping[str, Any],
+    frames: Mapping[str, pl.DataFrame],
+    *,
+    plotlyjs: str = "inline",
+    made: Mapping[str, Any] | None = None,
+) -> str:
     """The report's text; see `write_html`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -171,7 +185,7 @@ def render_html(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame],
     environment.filters["script_json"] = script_json
     return environment.get_template("template.html.j2").render(
         version=__version__,
-        page=page(analysis, frames),
+        page=page(analysis, frames, made),
         charts=drawn,
         figures={chart.id: chart.figure for chart in drawn.all},
         twins=DARK_TWIN,
@@ -252,36 +266,85 @@ def report_name(index: Path, server: int) -> str:
     return f"{index.stem}-server-{server}.html"
 
 
-def write_fleet_index(rows: Sequence[Mapping[str, Any]], lines: int, out: Path) -> None:
-    """Write the index of `rows` (see `logscope.execution.fleet_analysis`), whole or not at all; it runs no script and loads nothing."""
+@dataclass(frozen=True, slots=True)
+class FleetRow:
+    """One server of the index: its row, its own document (see `analyze --json`) and its KV-cache usage over time in percent."""
+
+    row: Mapping[str, Any]
+    document: Mapping[str, Any]
+    kv_pct: Sequence[float | None]
+
+
+def write_fleet_index(
+    rows: Sequence[FleetRow], lines: int, out: Path, *, made: Mapping[str, Any] | None = None
+) -> None:
+    """Write the index of the servers in the order given, whole or not at all; it runs no script and loads nothing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    css = (HERE / "fleet_index.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    css = _text("report.css")
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_glued
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_glued,
     )
+    calm = ("healthy", "not-enough-evidence")
     text = environment.get_template("fleet_index.html.j2").render(
         version=__version__,
         rows=[_shown(row, out) for row in rows],
-        suffering=sum(r["verdict"] not in ("healthy", "not-enough-evidence") for r in rows),
+        bad=sum(r.row["verdict"] not in calm for r in rows),
         lines=number(lines),
+        made=made or {},
         css=css,
-        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        policy=_policy([css], [], _Script(None, None, None, "'none'")),
     )
     write_whole(out, text.encode("utf-8", errors="replace"))
 
 
-def _shown(row: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def _shown(server: FleetRow, out: Path) -> dict[str, Any]:
+    row, document = server.row, server.document
+    engine = worst_engine(document)
+    advice = document.get("advice") or []
+    verdict = VERDICTS.get(str(row["verdict"]))
     return {
-        "server": row["server"],
-        "name": clean(", ".join(row["names"]), 120),
+        "name": clean(", ".join(row["names"]), 120) or f"server {row['server']}",
         "link": report_name(out, row["server"]),
-        "verdict": row["verdict"],
-        "pressure": row["pressure"],
-        "preemptions": "" if row["preemptions"] is None else number(row["preemptions"]),
-        "e2e": "" if row["p99_e2e_s"] is None else duration(row["p99_e2e_s"]),
-        "ttft": "" if row["p99_ttft_s"] is None else duration(row["p99_ttft_s"]),
+        "title": clean(headline(document), 200),
+        "tone": verdict.tone if verdict else "open",
+        "mark": verdict.mark if verdict else "?",
+        "version": clean(str(engine.get("vllm_version") or "version not visible"), 40),
+        "when": period(engine.get("start"), engine.get("end")),
+        "facts": [
+            (word, value)
+            for word, value, known in (
+                ("Preemptions", number(row["preemptions"]), row["preemptions"]),
+                ("E2E p99", duration(row["p99_e2e_s"]), row["p99_e2e_s"]),
+                ("TTFT p99", duration(row["p99_ttft_s"]), row["p99_ttft_s"]),
+            )
+            if known is not None
+        ],
+        "advice": label_of(advice[0]) if advice else "",
         "engines": row["engines"],
-        "imbalance": row["imbalance"],
+        "imbalance": clean(str(row["imbalance"] or ""), 300),
+        "spark": _spark(server.kv_pct),
+        "peak": percent(max(known) / 100) if (known := [v for v in server.kv_pct if v is not None]) else "",
     }
+
+
+def _spark(values: Sequence[float | None], columns: int = 60) -> str:
+    """The points of a small curve, 0 to 100 % in a box of 120 by 24; of each stretch the highest value."""
+    if not any(v is not None for v in values):
+        return ""
+    many = min(columns, len(values))
+    points = []
+    for place in range(many):
+        part = values[
+            place * len(values) // many : max((place + 1) * len(values) // many, place * len(values) // many + 1)
+        ]
+        known = [v for v in part if v is not None]
+        if known:
+            x = 1 + 118 * place / max(1, many - 1)
+            points.append(f"{x:.1f},{23 - 22 * min(100.0, max(0.0, max(known))) / 100:.1f}")
+    return " ".join(points)

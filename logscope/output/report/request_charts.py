@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,16 +10,17 @@ import polars as pl
 
 from logscope.output.report.chart import INK, LEDGER, SERIES, Chart, Table, figure_json, iso
 from logscope.sanitize import axis_text, visible
-from logscope.wording import LEDGER_LABELS, duration, moment, number
+from logscope.wording import LEDGER_LABELS, duration, moment, number, plural
 
 __all__ = ["gantt", "tail"]
 
 MAX_LANES = 48
 WHOLE_TAIL = 100
+CURRENT = "current settings"
 CURVE_POINTS = 300
 ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
 ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
-SAMPLE = "One sample of the inferred load, replayed; the figures of the advice are means over several."
+SAMPLE = "These curves show one replay; the advice averages several, so its numbers differ slightly."
 SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -30,14 +31,14 @@ def tail(
 
     `column` (`ttft_s` or `e2e_s`, seconds) of `now` and of each advice's replay; None when `now` has no value.
     """
-    sides = [("now", now), *advised]
+    sides = [(CURRENT, now), *advised]
     known = [
         (name, sorted(frame[column].drop_nulls().drop_nans().to_list()))
         for name, frame in sides
         if column in frame.columns
     ]
     known = [(name, values) for name, values in known if values]
-    if not known or known[0][0] != "now":
+    if not known or known[0][0] != CURRENT:
         return None
     traces = []
     for place, (name, values) in enumerate(known):
@@ -73,7 +74,7 @@ def tail(
     return Chart(
         id=chart_id,
         title=title,
-        says=f"Share of the {len(known[0][1]):,} requests that took longer than a time; further left is better.",
+        says=f"Share of the {len(known[0][1]):,} requests that took longer than the time on the x axis; further left is better.",
         figure=figure_json(traces, layout, 320),
         table=_percentiles(title, known),
         height=320,
@@ -139,32 +140,72 @@ def gantt(
     if shown.is_empty():
         return None
     ids = shown["id"].to_list()
-    lanes = inside.filter(pl.col("id").is_in(ids))
+    lanes = _with_interference(inside.filter(pl.col("id").is_in(ids)), shown)
     earliest, latest = lanes.select(pl.col("start").min(), pl.col("end").max()).row(0)
     first, last = max(first, earliest), min(last, latest)
-    traces = _lane_bars(lanes, ids, first, last)
+    traces = _lane_bars(lanes, shown, first, last)
     height = 90 + 15 * len(ids)
     layout = {
         "barmode": "overlay",
         "bargap": 0.25,
         "hovermode": "closest",
         "xaxis": {"type": "date", "range": [iso(first), iso(last)], "showgrid": True, "side": "bottom"},
-        "yaxis": {"autorange": "reversed", "showticklabels": False, "ticks": "", "showgrid": False, "automargin": False},
-        "margin": {"l": 8, "r": 12, "t": 8, "b": 32},
+        "yaxis": {
+            "autorange": "reversed",
+            "tickvals": list(range(len(ids))),
+            "ticktext": [axis_text(_lane_name(row)) for row in shown.iter_rows(named=True)],
+            "ticks": "",
+            "showgrid": False,
+            "tickfont": {"size": 10, "color": INK["muted"]},
+        },
+        "margin": {"l": 96, "r": 12, "t": 8, "b": 32},
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
     }  # fmt: skip
-    notes = () if total == len(ids) else (
-        f"{total:,} requests were there at the time; shown are the {len(ids)} that were preempted or took longest.",
-    )  # fmt: skip
+    notes: tuple[str, ...] = ()
+    if total != len(ids):
+        notes += (f"{total:,} requests were active; the {len(ids)} that were preempted or slowest are shown.",)
+    if (lanes["label"] == "interference").any():
+        notes += (
+            f"\u201c{LEDGER_LABELS['interference']}\u201d is drawn at the end of each stretch of steps: its length is right, its place is not known.",
+        )
     return Chart(
         id=chart_id,
         title=title,
-        says=f"{len(ids)} requests in order of arrival, a lane each, as replayed; queues bear their main reason.",
+        says=f"{plural(len(ids), 'replayed request')} in order of arrival, one per row; queue time is coloured by its main cause.",
         figure=figure_json(traces, layout, height),
         table=_lane_table(shown),
         height=height,
         notes=notes,
     )
+
+
+def _lane_name(row: Mapping[str, Any]) -> str:
+    """A request and its whole time."""
+    name = str(row["id"])
+    short = name if len(name) <= 8 else f"…{name[-7:]}"
+    return f"{short}  {duration(row.get('e2e_s'), '')}"
+
+
+def _with_interference(spans: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
+    """The spans with the share of a request's steps that others' prefill took split off their ends, as the ledger counts it."""
+    own = [name for name in ("prefill", "decode", "recompute") if name in requests.columns]
+    if "interference" not in requests.columns or not own:
+        return spans
+    steps = pl.sum_horizontal([pl.col(name).fill_null(0.0) for name in own]) + pl.col("interference").fill_null(0.0)
+    share = requests.select(
+        "id", _share=pl.when(steps > 0).then(pl.col("interference").fill_null(0.0) / steps).otherwise(0.0)
+    )
+    spans = spans.join(share, on="id", how="left").with_columns(
+        _cut=pl.when(pl.col("label").is_in(own))
+        .then(pl.col("end") - (pl.col("end") - pl.col("start")) * pl.col("_share").fill_null(0.0))
+        .otherwise(pl.col("end"))
+        .cast(spans.schema["end"])
+    )
+    rest = spans.filter(pl.col("_cut") < pl.col("end")).with_columns(
+        start=pl.col("_cut"), label=pl.lit("interference", dtype=spans.schema["label"])
+    )
+    names = ("id", "label", "start", "end")
+    return pl.concat([spans.with_columns(end=pl.col("_cut")).select(names), rest.select(names)])
 
 
 def _lanes(spans: pl.DataFrame, requests: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -174,15 +215,16 @@ def _lanes(spans: pl.DataFrame, requests: pl.DataFrame) -> tuple[pl.DataFrame, i
     return chosen.sort("arrival", maintain_order=True), present.height
 
 
-def _lane_bars(spans: pl.DataFrame, ids: list[Any], first: datetime, last: datetime) -> list[dict[str, Any]]:
-    lane = {request: number for number, request in enumerate(ids)}
+def _lane_bars(spans: pl.DataFrame, shown: pl.DataFrame, first: datetime, last: datetime) -> list[dict[str, Any]]:
+    lane = {request: place for place, request in enumerate(shown["id"].to_list())}
+    about = {row["id"]: _arrived(row) for row in shown.iter_rows(named=True)}
     traces = []
     for label in LEDGER_LABELS:
         part = spans.filter(pl.col("label") == label)
         if part.is_empty():
             continue
         clipped = [
-            (lane[request], max(a, first), min(b, last), (b - a).total_seconds(), str(request))
+            (lane[request], max(a, first), min(b, last), (b - a).total_seconds(), request)
             for request, a, b in part.select("id", "start", "end").iter_rows()
         ]
         traces.append(
@@ -192,14 +234,19 @@ def _lane_bars(spans: pl.DataFrame, ids: list[Any], first: datetime, last: datet
                 "name": LEDGER_LABELS[label],
                 "base": [iso(a) for _, a, _, _, _ in clipped],
                 "x": [round((b - a).total_seconds() * 1000, 1) for _, a, b, _, _ in clipped],
-                "y": [number for number, *_ in clipped],
-                "customdata": [[axis_text(name), duration(length)] for *_, length, name in clipped],
-                "hovertemplate": "%{customdata[0]}: %{customdata[1]} " + LEDGER_LABELS[label] + "<extra></extra>",
+                "y": [place for place, *_ in clipped],
+                "customdata": [[axis_text(about[name]), duration(length)] for *_, length, name in clipped],
+                "hovertemplate": "%{customdata[1]} " + LEDGER_LABELS[label] + "<br>%{customdata[0]}<extra></extra>",
                 "width": 0.8,
                 "marker": {"color": LEDGER[label], "line": {"width": 0}},
             }
         )
     return traces
+
+
+def _arrived(row: Mapping[str, Any]) -> str:
+    arrival = f"arrived {row['arrival']:%H:%M:%S}, " if row["arrival"] is not None else ""
+    return f"{row['id']}: {arrival}whole time {duration(row.get('e2e_s'))}"
 
 
 def _lane_table(shown: pl.DataFrame) -> Table:

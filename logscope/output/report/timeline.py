@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from logscope.output.report.chart import INK, SERIES, SPIKE, Chart, Table, figure_json, iso
-from logscope.wording import moment, percent
+from logscope.wording import duration, moment, percent, plural
 
 __all__ = ["MAX_POINTS", "keep_extremes", "timeline"]
 MAX_POINTS = 1_200
@@ -100,7 +100,7 @@ def timeline(
         traces.append(_legend_of_dots(traces[0]["x"][:1]))
     names = [name for name, _ in rows]
     if counted:
-        names.append("preemptions")
+        names.append(_per_window(counted, engine))
         traces.append(_preemption_bars(counted, len(names)))
     spikes = (engine.get("spikes") or [])[:MAX_SPIKES]
     height = 60 + 128 * len(names)
@@ -112,6 +112,7 @@ def timeline(
         table=_table(stats, rows),
         height=height,
         notes=_notes(engine, stats.height),
+        readout=True,
     )
 
 
@@ -131,6 +132,8 @@ def _curve(stats: pl.DataFrame, column: str, name: str, color: str, row: int, sh
         "yaxis": _axis("y", row),
         "line": {"color": color, "width": 2, "shape": shape},
         "marker": {"size": 4, "color": color},
+        "meta": _meta(column, name, replayed=False),
+        "hoverinfo": "none",
     }
 
 
@@ -149,6 +152,20 @@ def _replayed_curve(steps: pl.DataFrame, column: str, name: str, color: str, row
         "yaxis": _axis("y", row),
         "line": {"color": color, "width": 1.5, "dash": "dot"},
         "opacity": 0.75,
+        "meta": _meta(column, name, replayed=True),
+        "hoverinfo": "none",
+    }
+
+
+def _meta(column: str, name: str, *, replayed: bool) -> dict[str, Any]:
+    """How the page's script words a value of the curve."""
+    unit = " %" if "kv" in column else " tok/s" if "throughput" in column else ""
+    return {
+        "key": f"{column}{replayed}",
+        "name": name,
+        "unit": unit,
+        "digits": 1 if unit == " %" else 0,
+        "replayed": replayed,
     }
 
 
@@ -187,7 +204,19 @@ def _preemption_bars(counted: Sequence[dict[str, Any]], row: int) -> dict[str, A
         "width": [max(least, (end - start).total_seconds() * 900) for start, end, _ in known],
         "yaxis": _axis("y", row),
         "marker": {"color": SERIES["preemptions"]},
+        "meta": {"key": "preemptions", "name": "Preemptions", "unit": "", "digits": 1, "replayed": False},
+        "hoverinfo": "none",
     }
+
+
+def _per_window(counted: Sequence[dict[str, Any]], engine: dict[str, Any]) -> str:
+    """What one bar of the preemptions stands for."""
+    lengths = sorted(
+        (b - a).total_seconds() for w in counted if (a := moment(w.get("start"))) and (b := moment(w.get("end")))
+    )
+    usual = lengths[len(lengths) // 2] if lengths else 0.0
+    inferred = (engine.get("preemptions") or {}).get("basis") == "inferred"
+    return f"preemptions{f' per {duration(usual)}' if usual else ''}{', mean of the replays' if inferred else ''}"
 
 
 def _gathered(windows: list[tuple[datetime, datetime, float]]) -> list[tuple[datetime, datetime, float]]:
@@ -207,11 +236,22 @@ def _layout(names: list[str], spikes: Sequence[dict[str, Any]]) -> dict[str, Any
     total, gap = len(names), 0.085
     share = (1 - gap * (total - 1)) / total
     layout: dict[str, Any] = {
-        "hovermode": "x unified",
-        "hoversubplots": "axis",
+        "hovermode": "x",
+        "hoverdistance": -1,
+        "spikedistance": -1,
         "margin": {"l": 48, "r": 12, "t": 24, "b": 32},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.06, "yanchor": "bottom"},
-        "xaxis": {"type": "date", "anchor": _axis("y", total), "showgrid": True},
+        "xaxis": {
+            "type": "date",
+            "anchor": _axis("y", total),
+            "showgrid": True,
+            "showspikes": True,
+            "spikemode": "across",
+            "spikesnap": "cursor",
+            "spikethickness": 1,
+            "spikedash": "solid",
+            "spikecolor": INK["axis"],
+        },
         "shapes": [],
         "annotations": [],
     }
@@ -261,20 +301,19 @@ def _layout(names: list[str], spikes: Sequence[dict[str, Any]]) -> dict[str, Any
 
 
 def _says(stats: pl.DataFrame, spikes: Sequence[object], replayed: bool) -> str:
-    parts = [f"{stats.height:,} statistics lines"]
-    for column, name, unit in (
-        ("running", "most running", ""),
-        ("waiting", "most waiting", ""),
-        ("gpu_kv_cache_usage_pct", "highest KV usage", " %"),
-    ):
+    parts = [plural(stats.height, "statistics line") + "."]
+    peaks = []
+    for column, name in (("running", "running"), ("waiting", "waiting"), ("gpu_kv_cache_usage_pct", "% KV cache")):
         peak: Any = stats[column].max() if column in stats.columns else None
         if peak is not None:
-            parts.append(f"{name} {float(peak):g}{unit}")
+            peaks.append(f"{float(peak):g} {name}")
+    if peaks:
+        parts.append(f"Peaks: {', '.join(peaks)}.")
     if spikes:
-        parts.append(f"{len(spikes)} spike{'s' if len(spikes) > 1 else ''} shaded")
+        parts.append(f"Shaded: {plural(len(spikes), 'latency spike')}.")
     if replayed:
-        parts.append("dotted: replayed")
-    return "; ".join(parts) + "."
+        parts.append("Dotted: replay.")
+    return " ".join(parts)
 
 
 def _notes(engine: dict[str, Any], lines: int) -> tuple[str, ...]:
@@ -286,14 +325,14 @@ def _notes(engine: dict[str, Any], lines: int) -> tuple[str, ...]:
         )
     fit = (engine.get("replay") or {}).get("fit") or {}
     named = (
-        ("running", "Running"),
-        ("waiting", "Waiting"),
+        ("running", "running"),
+        ("waiting", "waiting"),
         ("kv_usage", "KV usage"),
         ("generation", "generated tokens"),
     )
     parts = [f"{name} {percent(fit[key])}" for key, name in named if fit.get(key) is not None]
     if parts:
-        notes.append("How well the replay fits what the log shows: " + ", ".join(parts) + ".")
+        notes.append("Replay fit (100 % = identical to the log): " + ", ".join(parts) + ".")
     spikes = engine.get("spikes") or []
     if len(spikes) > MAX_SPIKES:
         notes.append(f"The first {MAX_SPIKES} of {len(spikes):,} spikes are shaded.")
@@ -314,9 +353,9 @@ def _table(stats: pl.DataFrame, rows: Sequence[tuple[str, Sequence[tuple[str, st
             .agg(pl.col("time").first(), *(pl.col(column).max() for column, *_ in series))
             .drop("_row")
         )
-        note = f"Each row is the highest of {per} lines, from the time given on."
+        note = f"Each row is the peak of {per} lines, from its time on."
     body = [
         [f"{time:%Y-%m-%d %H:%M:%S}", *("–" if v is None else f"{float(v):g}" for v in values)]
         for time, *values in shown.iter_rows()
     ]
-    return Table("What the log's statistics lines say", head, body, frozenset(range(1, len(head))), note)
+    return Table("The log's statistics lines", head, body, frozenset(range(1, len(head))), note)

@@ -12,6 +12,16 @@ from typing import Any
 import polars as pl
 
 from logscope.inference.result import FAIR_FIT
+from logscope.output.report.captions import (
+    engine_name,
+    gaps,
+    headline,
+    no_advice,
+    of_engine,
+    reason,
+    scope,
+    worst_engine,
+)
 from logscope.output.report.chart import engine_key
 from logscope.output.report.view_advice import (
     Advised,
@@ -23,7 +33,18 @@ from logscope.output.report.view_advice import (
     ledger_bars,
     ledger_rows,
 )
-from logscope.output.report.view_facts import Fact, Witness, configuration, coverage, numbers, preemptions, witness
+from logscope.output.report.view_facts import (
+    Fact,
+    Witness,
+    clock,
+    configuration,
+    coverage,
+    numbers,
+    places,
+    preemptions,
+    server_name,
+    witness,
+)
 from logscope.sanitize import redacted, visible
 from logscope.wording import (
     BASES,
@@ -34,13 +55,14 @@ from logscope.wording import (
     VERDICTS,
     Verdict,
     duration,
+    moment,
     number,
     percent,
     period,
     rate,
 )
 
-__all__ = ["Finding", "Page", "page", "worst_engine"]
+__all__ = ["Finding", "Page", "page"]
 
 OPEN = Verdict("An answer this report does not know", "", "", "open", "?")
 MAX_SPIKES = 200
@@ -51,8 +73,10 @@ CALM = ("healthy", "seat-limit", "prefill-interference")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding with the lines that prove it: (source, line, text)."""
+    """A finding with the lines that prove it: (source and line, time, text). `anchor` is its address in the page, `engine` whose it is."""
 
+    anchor: str
+    engine: str
     id: str
     severity: str
     basis: str
@@ -63,8 +87,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Everything on the page but its charts."""
+    """Everything on the page but its charts. `made`: how this report came to be, as (what, value)."""
 
+    name: str
+    title: str
+    scope: str
+    clock: str
+    made: Sequence[tuple[str, str]]
+    unknown: int
+    index: str
+    no_advice: str
     verdict: Verdict
     story: str
     pressure: str
@@ -93,16 +125,33 @@ class Page:
     basis_words: Mapping[str, str]
 
 
-def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Page:
-    """The page of an analysis (the JSON of `analyze --json`); `frames` only lend peaks to logs without a replay."""
+def page(
+    analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], made: Mapping[str, Any] | None = None
+) -> Page:
+    """The page of an analysis (the JSON of `analyze --json`).
+
+    `frames` lend peaks to logs without a replay, and the names of host and pod. `made` may say `time`, `command`, `index` (the
+    page that leads here) and `name` (the server's).
+    """
     engine = worst_engine(analysis)
     verdict = VERDICTS.get(str(analysis.get("verdict")), OPEN)
-    findings = [_finding(f) for f in analysis.get("findings") or []]
+    found = sorted(
+        (f for f in analysis.get("findings") or [] if f.get("id") != "coverage"), key=lambda f: not of_engine(f, engine)
+    )
+    findings = [_finding(f, number, analysis) for number, f in enumerate(found, 1)]
     replay = analysis.get("replay") or {}
     spikes = sorted(analysis.get("spikes") or [], key=lambda s: -(s.get("p99_e2e_s") or 0.0))
     given = analysis.get("input") or {}
     advised = advice(analysis)
     return Page(
+        name=visible(str((made or {}).get("name") or server_name(given, frames)), 120),
+        title=visible(headline(analysis), 200),
+        scope=scope(analysis),
+        clock=clock(analysis, frames),
+        unknown=given.get("unrecognized_warnings") or 0,
+        made=_made(analysis, given, frames, made or {}),
+        index=visible(str((made or {}).get("index") or ""), 200),
+        no_advice=redacted(no_advice(analysis)),
         verdict=verdict,
         story=_story(analysis, findings) or verdict.says,
         pressure=_pressure(analysis),
@@ -116,7 +165,7 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         coverage=coverage(given),
         gaps=[_skipped(s) for s in given.get("skipped_sources") or []],
         warnings=_lines(given.get("warning_samples")),
-        findings=[f for f in findings if f.id != "coverage"],
+        findings=findings,
         ledger=ledger_rows(analysis.get("ledger") or {}),
         bars=ledger_bars(analysis.get("ledger") or {}),
         ledger_basis="replayed" if replay else "",
@@ -124,9 +173,9 @@ def page(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Pag
         more_spikes=max(0, len(spikes) - MAX_SPIKES),
         latency=_latency(analysis.get("latency") or {}),
         witness=witness(analysis),
-        engines=[_engine_row(e) for e in analysis.get("engines") or []],
+        engines=[_engine_row(e, analysis) for e in analysis.get("engines") or []],
         config=configuration(engine),
-        unseen=[f.title for f in findings if f.id == "coverage"],
+        unseen=[redacted(title) for title in gaps(analysis, everything=True)],
         unsupported=[visible(str(u)) for u in replay.get("unsupported") or []],
         basis_words=BASES,
     )
@@ -138,8 +187,8 @@ def _doubt(replay: Mapping[str, Any]) -> str:
     if not fit or sum(fit) / len(fit) >= FAIR_FIT:
         return ""
     return (
-        f"The replay fits this log poorly ({percent(sum(fit) / len(fit))} on average): what is inferred or replayed "
-        "here is not to be relied on."
+        f"The replay fits this log poorly ({percent(sum(fit) / len(fit))} on average): do not rely on the inferred and "
+        "replayed figures."
     )
 
 
@@ -148,13 +197,6 @@ def _pressure(analysis: Mapping[str, Any]) -> str:
     if pressure == "none" and analysis.get("verdict") not in CALM:
         return ""
     return PRESSURE.get(pressure, "")
-
-
-def worst_engine(analysis: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of `engines` that the top level speaks of; empty when there is none."""
-    engines = analysis.get("engines") or []
-    worst = analysis.get("worst_engine") or 0
-    return engines[worst] if 0 <= worst < len(engines) else {}
 
 
 def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
@@ -168,22 +210,25 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
         lost = sum(v for v, _ in parts)
         said = ", ".join(f"{duration(v)} {name}" for v, name in parts if v >= 0.005 * whole)
         usual = sum(typical.get(k) or 0.0 for k in labels)
+        cause = _CAUSES[str(analysis.get("verdict"))]
         return (
-            f"The slow requests took {duration(whole)} on average, {duration(lost)} of it ({percent(lost / whole)}) "
-            f"lost: {said}. A typical request loses {duration(usual)} this way."
+            f"Slow requests took {duration(whole)} on average; {duration(lost)} of that ({percent(lost / whole)}) was "
+            f"lost to {cause}: {said}. A typical request loses {duration(usual)} this way."
         )
     own = sum(slow.get(k) or 0.0 for k in ("prefill", "decode"))
     if whole and analysis.get("verdict") == "healthy":
-        return f"The slow requests took {duration(whole)} on average; {percent(own / whole)} of it is their own prefill and decode."
-    grave = sorted(
-        (f for f in findings if f.id != "coverage"), key=lambda f: ("critical", "warning", "info").index(f.severity)
-    )
+        return f"Slow requests took {duration(whole)} on average; {percent(own / whole)} of that is their own prefill and decode."
+    if analysis.get("verdict") == "not-enough-evidence":
+        return redacted(reason(analysis))
+    grave = sorted(findings, key=lambda f: ("critical", "warning", "info").index(f.severity))
     return f"{grave[0].title}." if grave else ""
 
 
-def _finding(found: Mapping[str, Any]) -> Finding:
+def _finding(found: Mapping[str, Any], place: int, analysis: Mapping[str, Any]) -> Finding:
     severity = str(found.get("severity"))
     return Finding(
+        anchor=f"finding-{place}",
+        engine=engine_name(found, analysis),
         id=str(found.get("id")),
         severity=severity if severity in ("critical", "warning", "info") else "info",
         basis=found.get("basis") or "",
@@ -195,9 +240,14 @@ def _finding(found: Mapping[str, Any]) -> Finding:
 
 def _lines(lines: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str, str]]:
     return [
-        (visible(str(e.get("source") or "")), number(e.get("line")), redacted(str(e.get("text"))))
+        (_place(e), f"{time:%H:%M:%S}" if (time := moment(e.get("time"))) else "", redacted(str(e.get("text"))))
         for e in (lines or [])[:MAX_LINES]
     ]
+
+
+def _place(line: Mapping[str, Any]) -> str:
+    source = str(line.get("source") or "")
+    return f"{'standard input' if source == '-' else visible(source)}:{line.get('line')}"
 
 
 def _spike(spike: Mapping[str, Any]) -> list[str]:
@@ -235,13 +285,13 @@ def _with_basis(value: str, basis: str | None) -> str:
     return f"{value} ({basis})" if basis and value != NOT_VISIBLE else value
 
 
-def _engine_row(engine: Mapping[str, Any]) -> list[str]:
-    server, run, index = engine_key(dict(engine))
+def _engine_row(engine: Mapping[str, Any], analysis: Mapping[str, Any]) -> list[str]:
+    _, _, index = engine_key(dict(engine))
     verdict = VERDICTS.get(str(engine.get("verdict")), OPEN)
     found = preemptions(engine.get("preemptions") or {})
     e2e = (engine.get("latency") or {}).get("e2e_s") or {}
     return [
-        f"server {server}, start {run}, engine {index}",
+        engine_name(engine, analysis) or f"engine {index}",
         visible(f"{engine.get('vllm_version') or '?'} ({engine.get('engine') or '?'})"),
         period(engine.get("start"), engine.get("end")),
         verdict.title,
@@ -249,6 +299,32 @@ def _engine_row(engine: Mapping[str, Any]) -> list[str]:
         _with_basis(duration(e2e.get("p99")), (engine.get("latency") or {}).get("basis")),
         rate((engine.get("throughput") or {}).get("generation_tokens_per_s")),
     ]
+
+
+_CAUSES = {
+    "kv-capacity": "KV-cache pressure",
+    "seat-limit": "queuing behind max_num_seqs",
+    "prefill-interference": "other requests' prefills",
+}
+
+
+def _made(
+    analysis: Mapping[str, Any], given: Mapping[str, Any], frames: Mapping[str, pl.DataFrame], made: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Where the report comes from: what was read, with which command, when."""
+    options = analysis.get("options") or {}
+    names = [visible(str(s), 200) for s in given.get("sources") or []]
+    more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
+    rows = [("Source", ", ".join("standard input" if n == "-" else n for n in names[:8]) + more)]
+    rows += [(word, visible(text, 200)) for word, text in places(frames)]
+    rows.append(("Clock", clock(analysis, frames)))
+    if (seed := (analysis.get("replay") or {}).get("seed", options.get("seed"))) is not None:
+        rows.append(("Seed", str(seed)))
+    if made.get("command"):
+        rows.append(("Command", visible(str(made["command"]), 600)))
+    if made.get("time"):
+        rows.append(("Created", str(made["time"]).replace("T", " ")))
+    return [(word, text) for word, text in rows if text]
 
 
 def _skipped(source: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from logscope.sanitize import visible
-from logscope.wording import LEDGER_LABELS, NOT_VISIBLE, change, duration, number, rate, setting
+from logscope.wording import COSTS, LEDGER_LABELS, NOT_VISIBLE, change, duration, number, rate, setting
 
 __all__ = [
     "Advised",
@@ -24,7 +24,6 @@ __all__ = [
     "ledger_bars",
     "ledger_rows",
 ]
-COST = {"free": "no more hardware", "gpu": "needs more GPUs"}
 
 # path in a whatif side, name, form, whether less is better, the least change worth a colour
 MEASURES: tuple[tuple[str, str, Any, bool], ...] = (
@@ -60,6 +59,7 @@ class Advised:
     cost: str
     why: str
     trade: str
+    basis: str
     effects: Sequence[Effect]
 
 
@@ -77,6 +77,8 @@ def compared(advised: Sequence[Advised]) -> Comparison:
     names = [n for _, n, _, _ in MEASURES if any(e.name == n for a in advised for e in a.effects)]
     by_name = [{e.name: e for e in a.effects} for a in advised]
     now = [next(m[n].before for m in by_name if n in m) for n in names]
+    advised = [a for a in advised if a.effects]
+    by_name = [m for m in by_name if m]
     rows = [(a, [m.get(n) for n in names]) for a, m in zip(advised, by_name, strict=True)]
     return Comparison(names, now, rows)
 
@@ -100,9 +102,10 @@ def _advised(advised: Mapping[str, Any]) -> Advised:
     return Advised(
         label=label_of(advised),
         flag=visible(str(flag)) if flag else None,
-        cost=COST.get(str(advised.get("cost")), ""),
+        cost=COSTS.get(str(advised.get("cost")), ""),
         why=visible(str(advised.get("why") or "")),
         trade=visible(str(advised.get("trade") or "")),
+        basis=str(advised.get("basis") or ("replayed" if after else "rule")),
         effects=[e for path, name, form, less in MEASURES if (e := _effect(before, after, path, name, form, less))],
     )
 
@@ -162,6 +165,7 @@ def ledger_rows(ledger: Mapping[str, Any]) -> list[LedgerRow]:
             total=_in_seconds(total.get(label), 0),
         )
         for label, name in LEDGER_LABELS.items()
+        if any((side.get(label) or 0.0) > 0 for side in (slow, typical, total))
     ]
 
 

@@ -1,6 +1,6 @@
-"""Single numbers of the page, each with its basis: those that matter first, the configuration, what was read.
+"""Single numbers of the page, each with its basis: those that matter first, the configuration, what was read and from whom.
 
-The second witness on the page: what the server's metrics or the clients measured, beside what the replay infers.
+The cross-check on the page: what the server's metrics or the clients measured, beside what the replay infers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,28 @@ from typing import Any
 
 import polars as pl
 
+from logscope.output.report.captions import engine_name, lines_read
 from logscope.output.report.chart import engine_key
 from logscope.sanitize import visible
-from logscope.wording import NOT_VISIBLE, bounds, change, duration, number, period, setting
+from logscope.wording import NOT_VISIBLE, between, bounds, change, duration, estimate, number, period, setting
 
-__all__ = ["Fact", "Witness", "configuration", "coverage", "numbers", "preemptions", "rows_of_engine", "witness"]
+__all__ = [
+    "Fact",
+    "Witness",
+    "clock",
+    "configuration",
+    "coverage",
+    "numbers",
+    "places",
+    "preemptions",
+    "rows_of_engine",
+    "server_name",
+    "witness",
+]
 # The numbers of a finding which the first screen shows where there are no latencies.
 FACTS = {
     "needed_gib": ("KV cache needed", "{:g} GiB"),
-    "available_gib": ("KV cache there", "{:g} GiB"),
+    "available_gib": ("KV cache available", "{:g} GiB"),
     "largest_max_model_len": ("Largest max_model_len that fits", "{:,.0f}"),
 }
 
@@ -39,16 +52,22 @@ def numbers(analysis: Mapping[str, Any], engine: Mapping[str, Any], frames: Mapp
     latency = analysis.get("latency") or {}
     e2e, ttft = latency.get("e2e_s") or {}, latency.get("ttft_s") or {}
     basis = latency.get("basis") or ""
-    facts = [preemptions(analysis.get("preemptions") or {})]
-    if e2e.get("p99") is not None:
-        facts.append(Fact("E2E p99", duration(e2e["p99"]), f"median {duration(e2e.get('p50'))}", basis))
-    if ttft.get("p99") is not None:
-        facts.append(Fact("TTFT p99", duration(ttft["p99"]), f"median {duration(ttft.get('p50'))}", basis))
+    several = len(analysis.get("engines") or []) > 1
+    own = f", {engine_name(engine, analysis)}" if several else ""
+    facts = [
+        _total(preemptions(analysis.get("preemptions") or {}), engine, analysis)
+        if several
+        else preemptions(analysis.get("preemptions") or {})
+    ]
+    for name, points in (("E2E p99", e2e), ("TTFT p99", ttft)):
+        if points.get("p99") is not None:
+            of = "" if basis == "measured" else own
+            facts.append(Fact(name + of, duration(points["p99"]), _beside_p99(points), basis))
     stats = _rows_of(frames.get("stats"), engine)
     peaks = (
-        ("gpu_kv_cache_usage_pct", "Highest KV usage", "{:g} %", "of the statistics lines"),
-        ("waiting", "Most requests waiting", "{:g}", "at one statistics line"),
-        ("running", "Most requests running", "{:g}", "at one statistics line"),
+        ("gpu_kv_cache_usage_pct", "Peak KV-cache usage", "{:g} %", "in a statistics line"),
+        ("waiting", "Peak waiting", "{:g}", "requests in a statistics line"),
+        ("running", "Peak running", "{:g}", "requests in a statistics line"),
     )
     for column, name, form, detail in peaks:
         peak: Any = stats[column].max() if stats is not None and column in stats.columns else None
@@ -59,6 +78,23 @@ def numbers(analysis: Mapping[str, Any], engine: Mapping[str, Any], frames: Mapp
     facts = _facts_of(proven[0]) + facts if proven else facts
     known = [f for f in facts if f.value != NOT_VISIBLE]
     return known if len(known) >= 3 else facts
+
+
+def _beside_p99(points: Mapping[str, Any]) -> str:
+    """The bounds of a p99 and the median beside it."""
+    low, high = ((points.get(side) or {}).get("p99") for side in ("low", "high"))
+    said = f"{between(low, high)}; " if low is not None or high is not None else ""
+    return f"{said}median {duration(points.get('p50'))}"
+
+
+def _total(fact: Fact, engine: Mapping[str, Any], analysis: Mapping[str, Any]) -> Fact:
+    """A count over all engines, and beside it that of the engine which the page is about."""
+    engines = analysis.get("engines") or []
+    all_of = "both engines" if len(engines) == 2 else f"all {len(engines)} engines"
+    found = engine.get("preemptions") or {}
+    own = "" if found.get("value") is None else estimate(found.get("low"), found["value"], found.get("high"))
+    detail = "; ".join(filter(None, (f"{engine_name(engine, analysis)}: {own}" if own else "", fact.detail)))
+    return Fact(f"Preemptions, {all_of}", fact.value, detail, fact.basis)
 
 
 def _facts_of(finding: Mapping[str, Any]) -> list[Fact]:
@@ -94,13 +130,68 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
     if proven and proven != said:
         parts.append(f"logged: {proven}")
     elif proven:
-        parts.append("counted by the server itself")
+        parts.append("from the server's counter")
     if beside := found.get("inferred"):
-        parts.append(f"the replay infers {bounds(beside.get('low'), beside.get('high'))}")
+        parts.append(f"replay estimate: {bounds(beside.get('low'), beside.get('high'))}")
     if again := found.get("recomputed_tokens"):
         parts.append(f"{number(again)} tokens recomputed")
     detail = "; ".join(p for p in parts if p)
     return Fact("Preemptions", shown or NOT_VISIBLE, detail, found.get("basis") or "")
+
+
+_PLACES = (("host", "Host"), ("pod", "Pod"), ("unit", "Unit"), ("container", "Container"))
+
+
+def places(frames: Mapping[str, pl.DataFrame]) -> list[tuple[str, str]]:
+    """Host, pod, unit and container that the envelopes name, at most three of each."""
+    found = []
+    for column, word in _PLACES:
+        names: set[str] = set()
+        for frame in frames.values():
+            if column in frame.columns and frame[column].dtype == pl.String:
+                names |= set(frame[column].drop_nulls().unique().to_list())
+        if names:
+            shown = sorted(names)
+            found.append((word, ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")))
+    return found
+
+
+def server_name(given: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> str:
+    """What the server is called: its pod, unit, container or host, else the log's own file name."""
+    known = dict(places(frames))
+    for word in ("Pod", "Unit", "Container", "Host"):
+        if word in known:
+            return known[word]
+    names = [str(s) for s in given.get("sources") or []]
+    if not names or names[0] == "-":
+        return "standard input"
+    return names[0].replace("\\", "/").rstrip("/").rpartition("/")[2] or names[0]
+
+
+def clock(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> str:
+    """Which clock the times of the page are on."""
+    zone = (analysis.get("options") or {}).get("timezone")
+    if zone:
+        return f"times in {visible(str(zone), 60)}"
+    apart = _offset(frames)
+    if apart is None:
+        return "server's clock (time zone not in the log)"
+    sign, minutes = ("−" if apart < 0 else "+"), abs(apart)
+    return f"server's clock, UTC{sign}{minutes // 60:02d}:{minutes % 60:02d}"
+
+
+def _offset(frames: Mapping[str, pl.DataFrame]) -> int | None:
+    """Minutes by which the records' clock is ahead of the envelope's UTC, to a quarter of an hour; None without an envelope's clock."""
+    for frame in frames.values():
+        if "time" in frame.columns and "outer_time" in frame.columns:
+            both = frame.select(
+                t=pl.col("time").cast(pl.Datetime("us")), o=pl.col("outer_time").dt.replace_time_zone(None)
+            ).drop_nulls()
+            if both.height:
+                apart = (both["t"] - both["o"].cast(pl.Datetime("us"))).dt.total_seconds().median()
+                if isinstance(apart, (int, float)) and abs(apart) < 15 * 3600:
+                    return round(apart / 900) * 15
+    return None
 
 
 def _rows_of(frame: pl.DataFrame | None, engine: Mapping[str, Any]) -> pl.DataFrame | None:
@@ -133,16 +224,16 @@ def configuration(engine: Mapping[str, Any]) -> list[Fact]:
 
 def coverage(given: Mapping[str, Any]) -> list[Fact]:
     """What became of the lines that were read."""
+    if given.get("lines") is None:
+        return []
+    (_, _), *parts = lines_read(given)
     named = (
-        ("lines", "lines read"),
-        ("events", "events understood"),
-        ("other_records", "other vLLM records"),
-        ("foreign_lines", "lines of others"),
-        ("unrecognized_warnings", "unknown warnings"),
-        ("out_of_order", "out of order"),
-        ("truncated", "cut short"),
+        ("unrecognized_warnings", "unrecognised warnings"),
+        ("out_of_order", "lines out of order"),
+        ("truncated", "truncated lines"),
     )
-    return [Fact(name, number(given[key])) for key, name in named if given.get(key) is not None]
+    facts = [Fact("lines read", number(given["lines"])), *(Fact(word, value) for value, word in parts)]
+    return facts + [Fact(name, number(given[key])) for key, name in named if given.get(key)]
 
 
 _QUEUES = ("queued_for_kv", "queued_for_seat", "queued_for_budget")

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from logscope.output.captions import (
+from logscope.output.report.captions import (
     engine_name,
+    gaps,
     is_poor_fit,
     lines_read,
     no_advice,
@@ -29,13 +30,25 @@ from logscope.output.captions import (
     worst_engine,
 )
 from logscope.sanitize import clean
-from logscope.wording import VERDICTS, bars, bounds, duration, estimate, moment, number, period, plural, setting, shares
+from logscope.wording import (
+    COSTS,
+    VERDICTS,
+    bars,
+    between,
+    bounds,
+    duration,
+    estimate,
+    moment,
+    number,
+    period,
+    plural,
+    setting,
+    shares,
+)
 
 __all__ = ["headline", "make_console", "print_answer", "progress_bar", "say"]
 _COLOURS = {"healthy": "green", "not-enough-evidence": "yellow"}
 _SEVERITY = {"critical": "red", "warning": "yellow", "info": "dim"}
-COST = {"free": "no extra hardware", "gpu": "needs more GPUs"}
-"""What an advice costs, in the words of terminal and report."""
 MAX_FINDINGS = 4
 MAX_ADVICE = 3
 WIDEST = 120  # a longer line of prose is hard to read, however wide the screen is
@@ -86,12 +99,12 @@ def _width(console: Console) -> int | None:
     return None
 
 
-def headline(verdict: str, pressure: str) -> Text:
-    """A verdict's id and what it says."""
+def headline(verdict: str, pressure: str, why: str = "") -> Text:
+    """A verdict's id and what it says; `why` instead, where there is none and the reason is known."""
     colour = _COLOURS.get(verdict, "red")
     line = Text()
     line.append(verdict, style=f"bold {colour}")
-    line.append(f": {VERDICTS[verdict].brief}" if verdict in VERDICTS else "")
+    line.append(f": {why or VERDICTS[verdict].brief}" if verdict in VERDICTS else "")
     if pressure == "thrash":
         line.append(" (thrashing)", style=colour)
     return line
@@ -106,9 +119,8 @@ def print_answer(
 ) -> None:
     """Print the document of `analyze --json` for people."""
     console = make_console(color)
-    say(console, headline(document["verdict"], document["pressure"]), label="", hang=2)
-    if document["verdict"] == "not-enough-evidence":
-        say(console, clean(reason(document), 400), hang=2)
+    why = clean(reason(document), 400) if document["verdict"] == "not-enough-evidence" else ""
+    say(console, headline(document["verdict"], document["pressure"], why), label="", hang=2)
     worst = worst_engine(document)
     if worst:
         _server(console, document, worst, verbose)
@@ -183,10 +195,10 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
         for name, word in (("ttft_s", "TTFT"), ("e2e_s", "E2E")):
             p = latency[name]
             if any(v is not None for k, v in p.items() if k in ("p50", "p90", "p99")):
-                points = " · ".join(f"{k} {duration(p[k], '?')}" for k in ("p50", "p90", "p99"))
+                points = " · ".join(f"{k} {_with_bounds(p, k)}" for k in ("p50", "p90", "p99"))
                 line(word, f"{points} [{latency['basis']}]{scoped}")
     elif worst and worst["verdict"] not in ("startup-failed", "startup-kv-too-small"):
-        line("Latency", "not visible in this log")
+        line("Latency", clean(str(latency.get("withheld") or "not visible in this log"), 300))
     flow = document["throughput"]
     if flow["generation_tokens_per_s"] is not None:
         totals = ", totals" if several else ""
@@ -197,6 +209,13 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
     for finding in document["findings"]:
         if is_poor_fit(finding) and of_engine(finding, worst):
             say(console, Text(clean(finding["title"], 300), style="yellow"), hang=2)
+
+
+def _with_bounds(points: Mapping[str, Any], point: str) -> str:
+    """A percentile, the p99 with its bounds."""
+    low, high = ((points.get(side) or {}).get(point) for side in ("low", "high"))
+    said = f" ({between(low, high)})" if point == "p99" and (low is not None or high is not None) else ""
+    return f"{duration(points[point], '?')}{said}"
 
 
 def _none_logged(worst: Mapping[str, Any]) -> str:
@@ -272,7 +291,7 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         name = item["flag"] or ", ".join(f"{k} = {setting(v)}" for k, v in item["set"].items())
         line = Text()
         line.append(clean(name, 120), style="bold")
-        line.append(f" ({COST.get(item['cost'], item['cost'])})")
+        line.append(f" ({COSTS.get(item['cost'], item['cost'])})")
         if effect := _effect(item["baseline"], item["scenario"]):
             line.append(f"  {effect} [replayed]")
         elif item.get("basis") == "rule":
@@ -298,12 +317,7 @@ def _effect(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -
 
 
 def _not_shown(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
-    worst, said = worst_engine(document), []
-    for finding in document["findings"]:
-        if finding["id"] != "coverage" or is_poor_fit(finding) or finding["title"] in said:
-            continue
-        if verbose or of_engine(finding, worst):
-            said.append(finding["title"])
+    said = gaps(document, everything=verbose)
     if not said:
         return
     console.print()

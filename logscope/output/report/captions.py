@@ -13,6 +13,8 @@ from logscope.wording import VERDICTS, plural
 
 __all__ = [
     "engine_name",
+    "gaps",
+    "headline",
     "is_poor_fit",
     "lines_read",
     "no_advice",
@@ -78,19 +80,41 @@ def own_findings(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [f for f in document.get("findings") or [] if f.get("id") != "coverage" and of_engine(f, worst)]
 
 
+def gaps(document: Mapping[str, Any], *, everything: bool = False) -> list[str]:
+    """What the log could not show of the worst engine (or of all), each once, without what a cross-check has shown since."""
+    worst, found = worst_engine(document), []
+    counted = bool((document.get("witness") or {}).get("metrics"))
+    for finding in document.get("findings") or []:
+        title = str(finding.get("title"))
+        if finding.get("id") != "coverage" or is_poor_fit(finding) or title in found:
+            continue
+        if (everything or of_engine(finding, worst)) and not (counted and "--metrics" in title):
+            found.append(title)
+    return found
+
+
+def headline(document: Mapping[str, Any]) -> str:
+    """The verdict in one sentence; where there is none, the reason in a few words."""
+    verdict = str(document.get("verdict"))
+    if verdict != "not-enough-evidence":
+        return VERDICTS[verdict].title if verdict in VERDICTS else verdict
+    short = re.split(r"[:;(]", reason(document))[0].strip().rstrip(".")
+    return f"{VERDICTS[verdict].title}: {_lower(short)}"
+
+
 def reason(document: Mapping[str, Any]) -> str:
     """Why there is no verdict, or no latencies: one sentence that names the cause where it is known."""
     replay = document.get("replay") or {}
     worst = worst_engine(document)
-    gaps = [f for f in document.get("findings") or [] if f.get("id") == "coverage" and of_engine(f, worst)]
+    coverage = [f for f in document.get("findings") or [] if f.get("id") == "coverage" and of_engine(f, worst)]
     if replay.get("declined"):
         return f"This server uses {' and '.join(replay['declined'])}, which the replay does not model."
-    for finding in gaps:
+    for finding in coverage:
         if finding.get("severity") == "warning" or is_poor_fit(finding):
             return f"{finding['title']}."
     if (document.get("options") or {}).get("replay") is False:
         return "The replay was skipped (--no-replay); run without it for latencies, preemption counts and advice."
-    for finding in gaps:
+    for finding in coverage:
         if "statistics" in str(finding.get("title")):
             return f"{finding['title']}."
     if not worst:
