@@ -28,13 +28,14 @@ from types import FrameType
 from tests.fuzz.cases import Case, Target, keep, loaded
 from tests.fuzz.log_targets import LOG_TARGETS
 from tests.fuzz.mutations import CHANGES, ROOT, Change, changed, seeds
+from tests.fuzz.option_targets import OPTION_TARGETS
 from tests.fuzz.setting_targets import SETTING_TARGETS
 
 LIMIT_S = 60
 SLOW_S = 10
 LIMIT_BYTES = 4 << 30
 OUT = ROOT / "out" / "fuzz"
-TARGETS = LOG_TARGETS | SETTING_TARGETS
+TARGETS = LOG_TARGETS | SETTING_TARGETS | OPTION_TARGETS
 _NAMES = sorted(CHANGES)
 
 
