@@ -6,7 +6,6 @@ import gzip
 import os
 import pickle
 import tempfile
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -29,9 +28,9 @@ from logscope.execution.executors import Serial
 from logscope.execution.fleet_reading import read_fleet
 from logscope.inference.effort import Effort
 from logscope.inference.result import PreemptionCount
+from logscope.log import frames as span_reading
 from logscope.log import kept_rows as analysis_rows
-from logscope.log import span_on_disk as span_reading
-from logscope.log.frames import SETUP_FAMILIES, LineTexts, LogFrames, read_log
+from logscope.log.frames import SETUP_FAMILIES, LogFrames, read_log
 from logscope.log.kept_rows import LARGE_FAMILIES
 from logscope.log.span import Moment, Reading, Span
 from logscope.log.state.frames import read_with_state
@@ -296,35 +295,6 @@ def test_counts_of_a_span_are_extrapolated(tmp_path: Path, monkeypatch: pytest.M
     assert whole.preemptions.recomputed_tokens == 60
     assert whole.requests == 900
     assert long_logs.extrapolated(answer, long_logs.Portion(found.log)) is answer
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("ab\né\udc80", max_size=4)), max_size=60))
-def test_line_texts_are_a_dict(entries: list[tuple[int, int, str]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("logscope.log.frames._PACK", 4)
-        found, want = LineTexts(), {}
-        for source, line, text in entries:
-            found[str(source), line] = want[str(source), line] = text
-        assert dict(found) == want
-        assert len(found) == len(want)
-        assert all(found.get(key) == text for key, text in want.items())
-        assert found.get(("3", 1)) is None
-        other = LineTexts()
-        other["0", 99] = "more"
-        found.take(other)
-        assert dict(found) == {**want, ("0", 99): "more"}
-        assert set(found.of_sources({"1"})) == {key for key in want if key[0] == "1"}
-
-
-def test_texts_of_statistics_lines_take_little_room() -> None:
-    tracemalloc.start()
-    texts = LineTexts()
-    for line in range(50_000):
-        texts["server.log", line] = stats_v1(line % 3600, line % 9, 0, 12.5)
-    size = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert size / 50_000 < 80
-    assert texts["server.log", 49_999] == stats_v1(49_999 % 3600, 49_999 % 9, 0, 12.5)
 
 
 def _one_by_one(sources: Sequence[Source], span: Span) -> LogFrames:

@@ -122,7 +122,7 @@ def _merged(parts: Sequence[_Part], names: Sequence[str]) -> LogFrames:
         for family, rows in part.data.stored.items():
             shift = {name: start for (i, name), start in starts.items() if i == index}
             stored.setdefault(family, []).append(rows.renumbered(own, shift))
-        merged.texts.take(part.data.texts)
+        merged.texts.update(part.data.texts)
         for (server, run), evidence in part.data.exceptions.items():
             merged.exceptions.setdefault((own[server], run), []).extend(evidence)
     merged.frames = {f: pl.concat(p).sort("order") for f, p in _as_met(frames)}

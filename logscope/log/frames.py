@@ -1,147 +1,69 @@
 """A whole input in memory: typed frames of its events, the lines that may serve as evidence, and what was lost.
 
-The texts of many lines, by source and line: packed, because statistics lines are all alike and few are ever shown.
-
-A span of time cut out of frames: what `--since` and `--until` leave of a log that was read as a whole.
+A span of it (`--since`, `--until`) is read in bulk and in bounded memory: all events go to the disk first, then those that the span holds
+come back. Whether an event lies in the span says its own time, else that of the last event before it; where the span counts from the
+log's end, that is known once everything was read.
 """
 
 from __future__ import annotations
 
-import zlib
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, MutableMapping, Sequence
+import sys
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import polars as pl
 
+from logscope.atomic_files import prefix
 from logscope.evidence.finding import Evidence
 from logscope.log.kept_rows import AnalysisRows
 from logscope.log.span import Reading, Span, Wanted
-from logscope.log.span_on_disk import read_span
-from logscope.log.stored_rows import StoredRows
+from logscope.log.stored_rows import FrameFiles, StoredRows
+from parsers.envelopes.stamps import zone_of
 from parsers.reading.by_line import Keep
+from parsers.reading.columns import Lean
 from parsers.reading.events import Coverage, Event
 from parsers.reading.frames import FrameBuilder
 from parsers.reading.in_bulk import read_frames
-from parsers.records.dates import to_epoch_us
+from parsers.reading.in_bulk.reader import Evidence as TakesLine
 
 __all__ = ["EVIDENCE_FAMILIES", "SETUP_FAMILIES", "LineTexts", "LogFrames", "read", "read_log", "within_span"]
 
 _ALL = Span()
-_PACK = 512
-"""So many lines are packed together, and unpacked to find one of them."""
 
 Key = tuple[str, int]
 
 
-@dataclass(slots=True)
-class _OfSource:
-    """One source's lines. `packs` hold texts joined by line feeds, `lines` their numbers, `first` the first of each pack.
-
-    `loose` are lines behind those that are packed; `late` are lines before the last of them, which came after it.
-    """
-
-    first: list[int] = field(default_factory=list)
-    lines: list[array[int]] = field(default_factory=list)
-    packs: list[bytes] = field(default_factory=list)
-    loose: dict[int, str] = field(default_factory=dict)
-    late: dict[int, str] = field(default_factory=dict)
-
-    def add(self, line: int, text: str) -> None:
-        """Take a line."""
-        if (self.lines and line <= self.lines[-1][-1]) or "\n" in text:
-            self.late[line] = text
-            return
-        self.loose[line] = text
-        self.late.pop(line, None)
-        if len(self.loose) >= _PACK:
-            self._pack()
-
-    def get(self, line: int) -> str | None:
-        """A line's text, None where it is not here."""
-        if (late := self.late.get(line)) is not None:
-            return late
-        if (loose := self.loose.get(line)) is not None:
-            return loose
-        pack = bisect_right(self.first, line) - 1
-        if pack < 0:
-            return None
-        lines = self.lines[pack]
-        at = bisect_left(lines, line)
-        return self._texts(pack)[at] if at < len(lines) and lines[at] == line else None
-
-    def items(self) -> Iterator[tuple[int, str]]:
-        """All lines, each pack unpacked once."""
-        for pack, lines in enumerate(self.lines):
-            for line, text in zip(lines, self._texts(pack), strict=True):
-                if line not in self.late:
-                    yield line, text
-        for line, text in self.loose.items():
-            if line not in self.late:
-                yield line, text
-        yield from self.late.items()
-
-    def numbers(self) -> set[int]:
-        """The lines' numbers."""
-        return {*self.loose, *self.late}.union(*self.lines)
-
-    def _pack(self) -> None:
-        texts = dict(sorted(self.loose.items()))
-        lines = array("q", texts)
-        joined = "\n".join(texts.values())
-        self.first.append(lines[0])
-        self.lines.append(lines)
-        self.packs.append(zlib.compress(joined.encode("utf-8", "surrogatepass"), 1))
-        self.loose = {}
-
-    def _texts(self, pack: int) -> list[str]:
-        return zlib.decompress(self.packs[pack]).decode("utf-8", "surrogatepass").split("\n")
-
-
 class LineTexts(MutableMapping[Key, str]):
-    """Maps (source, line) to the line's text, as a dict would; lines that come in order take little room."""
+    """Maps (source, line) to the line's text."""
 
-    def __init__(self) -> None:
-        self._sources: dict[str, _OfSource] = {}
+    def __init__(self, sources: dict[str, dict[int, str]] | None = None) -> None:
+        self._sources = sources or {}
 
     def __setitem__(self, key: Key, text: str) -> None:
-        own = self._sources.get(key[0])
-        if own is None:
-            own = self._sources[key[0]] = _OfSource()
-        own.add(key[1], text)
+        self._sources.setdefault(key[0], {})[key[1]] = text
 
     def __getitem__(self, key: Key) -> str:
-        text = self._sources[key[0]].get(key[1])
-        if text is None:
-            raise KeyError(key)
-        return text
+        return self._sources[key[0]][key[1]]
 
     def __delitem__(self, key: Key) -> None:
-        raise TypeError("a line that was kept stays")
+        del self._sources[key[0]][key[1]]
 
     def __iter__(self) -> Iterator[Key]:
-        for source, own in self._sources.items():
-            yield from ((source, line) for line in own.numbers())
+        return ((source, line) for source, lines in self._sources.items() for line in lines)
 
     def __len__(self) -> int:
-        return sum(len(own.numbers()) for own in self._sources.values())
+        return sum(map(len, self._sources.values()))
 
     def of_sources(self, sources: set[str]) -> LineTexts:
         """The lines of some sources."""
-        found = LineTexts()
-        found._sources = {s: own for s, own in self._sources.items() if s in sources}
-        return found
-
-    def take(self, other: LineTexts) -> None:
-        """Take another's lines."""
-        for source, own in other._sources.items():
-            if source in self._sources:
-                self.update(((source, line), text) for line, text in own.items())
-            else:
-                self._sources[source] = own
+        return LineTexts({source: lines for source, lines in self._sources.items() if source in sources})
 
 
 EVIDENCE_FAMILIES = frozenset(("stats", "preemption", "kv_error", "kv_sizing", "runtime", "shutdown"))
@@ -195,15 +117,7 @@ def read(sources: Sequence[Any], reading: Reading) -> LogFrames:
             evidence=line,
         )
     else:
-        read_span(
-            sources,
-            reading,
-            coverage,
-            builder,
-            always=SETUP_FAMILIES,
-            evidence=line,
-            exception=lambda event: _take(found, builder, event),
-        )
+        _read_span(sources, reading, coverage, builder, line, lambda event: _take(found, builder, event))
     found.frames = builder.frames()
     if isinstance(builder, AnalysisRows):
         found.stored = builder.stored
@@ -226,57 +140,162 @@ def within_span(data: LogFrames, span: Span) -> LogFrames:
     """What `span` holds of `data`; what the server says of itself stays, as do the counts of what was read."""
     if span.is_open:
         return data
-    clocks = list(_clocks(data, span))
-    known = [time for *_, time in clocks if time is not None]
-    end = max(known) if known else None
-    kept: list[int] = []
-    marks: dict[str, list[tuple[int, datetime | None]]] = {}
-    last: datetime | None = None
-    for order, source, line, time in clocks:
-        last = time or last
-        marks.setdefault(source, []).append((line, last))
-        if span.holds(last, end):
-            kept.append(order)
-    inside = pl.Series("order", kept, dtype=pl.Int64)
-    frames = {
-        family: frame if family in SETUP_FAMILIES else frame.filter(pl.col("order").is_in(inside.implode()))
-        for family, frame in data.frames.items()
-    }
-    exceptions = {
-        place: held
+    builder, found = FrameBuilder(), LogFrames({}, data.coverage, data.texts)
+    events = sorted({row for f in data.frames.values() for row in f.select("source", "line", "order").iter_rows()})
+    exceptions = [
+        _Exception(_order_before(events, held), None, (place, held))
         for place, evidence in data.exceptions.items()
-        if (held := [e for e in evidence if span.holds(_clock_at(marks, e), end)])
-    }
-    found = {family: frame for family, frame in frames.items() if frame.height}
-    return LogFrames(_numbered(found), data.coverage, data.texts, exceptions)
+        for held in evidence
+    ]
+
+    def take(exception: tuple[tuple[int, int], Evidence]) -> None:
+        place, evidence = exception
+        found.exceptions.setdefault(place, []).append(evidence)
+
+    end = 1 + max((order for *_, order in events), default=-1)
+    cut = _Cut(span, {family: frame.lazy() for family, frame in data.frames.items()}, builder, SETUP_FAMILIES)
+    cut.read(end, sorted(exceptions, key=lambda e: e.order), take)
+    found.frames = builder.frames()
+    return found
 
 
-def _clocks(data: LogFrames, span: Span) -> Iterator[tuple[int, str, int, datetime | None]]:
-    columns = ("order", "source", "line", "time", "outer_time")
-    frames = [frame.select(columns) for frame in data.frames.values()]
-    if not frames:
-        return
-    for order, source, line, time, outer in pl.concat(frames).sort("order").iter_rows():
-        outer_us = None if outer is None else to_epoch_us(outer.replace(tzinfo=None))
-        yield order, source, line, span.clock(time, outer_us)
+def _order_before(events: Sequence[tuple[str, int, int]], evidence: Evidence) -> int:
+    """The `order` behind that of the last event before a line of the same source; 0 where there is none."""
+    at = bisect_right(events, (evidence.source, evidence.line, sys.maxsize)) - 1
+    return events[at][2] + 1 if at >= 0 and events[at][0] == evidence.source else 0
 
 
-def _clock_at(marks: dict[str, list[tuple[int, datetime | None]]], evidence: Evidence) -> datetime | None:
-    """The time of the last event before a line."""
-    own = marks.get(evidence.source, [])
-    at = bisect_right([line for line, _ in own], evidence.line)
-    return own[at - 1][1] if at else None
+_EVENTS = 100_000
+"""So many events are looked at at a time."""
+
+_CLOCK: dict[str, pl.DataType] = {"order": pl.Int64(), "clock": pl.Datetime("us")}
 
 
-def _numbered(frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    """Events numbered through again."""
-    if not frames:
-        return frames
-    orders = pl.concat([frame["order"] for frame in frames.values()]).sort()
-    place = pl.DataFrame({"order": orders, "place": pl.int_range(len(orders), eager=True)})
-    return {
-        family: frame.join(place, on="order", how="left", maintain_order="left")
-        .with_columns(pl.col("place").cast(frame.schema["order"]).alias("order"))
-        .drop("place")
-        for family, frame in frames.items()
-    }
+@dataclass(frozen=True, slots=True)
+class _Exception:
+    """The end of a traceback: it stands before the event `order`, and may have a time of its own."""
+
+    order: int
+    clock: datetime | None
+    content: Any
+
+
+def _read_span(
+    sources: Sequence[Any],
+    reading: Reading,
+    coverage: Coverage,
+    builder: FrameBuilder,
+    evidence: TakesLine,
+    exception: Callable[[Event], None],
+) -> None:
+    """Read `sources`, and give `builder` the events that the span holds, numbered through; what the server says of itself is held whole.
+
+    `evidence` gets the texts of all events that have one, `exception` the ends of tracebacks within the span. Raises OSError where
+    there is no room for temporary files.
+    """
+    exceptions: list[_Exception] = []
+    with tempfile.TemporaryDirectory(prefix=prefix()) as folder, closing(FrameFiles(Path(folder))) as files:
+
+        def take(event: Event) -> None:
+            if event.family == "exception":
+                exceptions.append(_Exception(files.order, reading.span.clock(event.time, event.outer_us), event))
+                return
+            files.add(event)
+            if event.text:
+                evidence(event.source, event.line, event.text)
+
+        keep = Keep(exceptions=True)
+        read_frames(sources, coverage, files, year=reading.year, keep=keep, take=take, evidence=evidence)
+        scans = {Path(name).stem: pl.scan_parquet(Path(folder) / name) for name in files.finish()}
+        _Cut(reading.span, scans, builder, SETUP_FAMILIES).read(files.order, exceptions, exception)
+
+
+class _Cut:
+    """Goes through the events in their order, and hands on those within the span."""
+
+    def __init__(
+        self, span: Span, scans: Mapping[str, pl.LazyFrame], builder: FrameBuilder, always: frozenset[str]
+    ) -> None:
+        self.span, self.builder, self.always = span, builder, always
+        self.scans = scans
+        self.since, self.until = span.bounds(self._end() if span.needs_end else None)
+        self.last: datetime | None = None
+
+    def read(self, events: int, exceptions: Sequence[_Exception], take: Callable[[Any], None]) -> None:
+        """Hand on the events, of which there are so many, and the exceptions between them."""
+        at = 0
+        for low in range(0, events + 1, _EVENTS):
+            before = self.last
+            frames = {
+                family: scan.filter(pl.col("order").is_between(low, low + _EVENTS, closed="left"))
+                for family, scan in self.scans.items()
+            }
+            clocks = self._clocks(frames)
+            self._hand_on(frames, clocks)
+            while at < len(exceptions) and exceptions[at].order < low + _EVENTS:
+                if self._holds_exception(exceptions[at], clocks, before):
+                    take(exceptions[at].content)
+                at += 1
+
+    def _clocks(self, frames: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
+        """Each event's time: its own, else that of the last one before it."""
+        own = [frame.select("order", clock=self._clock()) for frame in frames.values()]
+        clocks = pl.concat(own).collect().sort("order") if own else pl.DataFrame(schema=_CLOCK)
+        clocks = clocks.with_columns(pl.col("clock").forward_fill().fill_null(pl.lit(self.last, pl.Datetime("us"))))
+        if clocks.height:
+            self.last = clocks["clock"][-1]
+        return clocks
+
+    def _hand_on(self, frames: Mapping[str, pl.LazyFrame], clocks: pl.DataFrame) -> None:
+        held = clocks.filter(self._inside()).select("order")
+        kept = {
+            family: frame.collect()
+            if family in self.always
+            else frame.join(held.lazy(), on="order", how="semi").collect()
+            for family, frame in frames.items()
+        }
+        kept = {family: frame for family, frame in kept.items() if frame.height}
+        if not kept:
+            return
+        orders = pl.concat([frame["order"] for frame in kept.values()]).sort()
+        first = self.builder.number(len(orders), -1, "", None)
+        # Statistics lines first: others may be counted between them.
+        for family in sorted(kept, key=lambda family: family != "stats"):
+            frame = kept[family].sort("order")
+            places = pl.Series("order", orders.search_sorted(frame["order"]), dtype=pl.Int64)
+            self.builder.add_frame(family, Lean(frame.with_columns(places + first)))
+
+    def _holds_exception(self, found: _Exception, clocks: pl.DataFrame, before: datetime | None) -> bool:
+        own = found.clock
+        if own is None:
+            place = int(clocks["order"].search_sorted(found.order)) - 1
+            own = clocks["clock"][place] if place >= 0 else before
+        return own is None or bool(
+            (self.since is None or own >= self.since) and (self.until is None or own < self.until)
+        )
+
+    def _inside(self) -> pl.Expr:
+        clock, inside = pl.col("clock"), pl.lit(value=True)
+        if self.since is not None:
+            inside &= clock >= pl.lit(self.since, pl.Datetime("us"))
+        if self.until is not None:
+            inside &= clock < pl.lit(self.until, pl.Datetime("us"))
+        return inside | clock.is_null()
+
+    def _clock(self) -> pl.Expr:
+        """`Span.clock`."""
+        own, outer = pl.col("time"), pl.col("outer_time")
+        if self.span.zone is None:
+            return own
+        zone = zone_of(self.span.zone)
+        if isinstance(zone, ZoneInfo):
+            local = outer.dt.convert_time_zone(zone.key).dt.replace_time_zone(None)
+        else:
+            ahead = zone.utcoffset(None) or timedelta()
+            local = outer.dt.replace_time_zone(None) + ahead
+        return pl.coalesce(local, own)
+
+    def _end(self) -> datetime | None:
+        """The latest time of all events."""
+        ends = [scan.select(self._clock().max()).collect().item() for scan in self.scans.values()]
+        return max((end for end in ends if end is not None), default=None)
