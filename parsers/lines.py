@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,10 @@ __all__ = [
     "after_hole",
     "is_binary",
     "json_without_lone_surrogates",
+    "packed",
     "text_blocks",
     "transcoded",
+    "unpacked",
     "without_lone_surrogates",
 ]
 
@@ -86,12 +88,31 @@ class JsonRecord(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One payload line: `text` without its line end, `number` the physical line (from 1) at which it starts."""
+    """One payload line: `text` without its line end, `number` the physical line (from 1) at which it starts.
+
+    `inside`: it does not begin where a line of the source begins, but after a line break within an entry's text.
+    """
 
     number: int
     text: str
     outer: Outer | None = None
     record: JsonRecord | None = None
+    inside: bool = False
+
+
+def packed(line: Line) -> list[object]:
+    """A line as JSON holds it."""
+    record = line.record and [line.record.time and line.record.time.isoformat(), *line.record]
+    return [line.number, line.text, line.outer, record and [*record[:2], None, *record[3:]], line.inside]
+
+
+def unpacked(values: list[Any]) -> Line:
+    """The line that `packed` gave."""
+    number, text, outer, record, inside = values
+    if record:
+        stamp, level, _, *rest = record
+        record = JsonRecord(level, datetime.fromisoformat(stamp) if stamp else None, *rest)
+    return Line(number, text, Outer(*outer) if outer else None, record or None, inside)
 
 
 MAX_LINE = 1 << 20

@@ -143,14 +143,21 @@ def test_a_carriage_return_inside_a_line_is_a_progress_bar() -> None:
 
 
 def test_two_records_on_one_line() -> None:
-    assert records(H + "hit rate: 0.0%" + H + "second") == [(1, True, "hit rate: 0.0%", []), (1, True, "second", [])]
+    first = "Maximum concurrency for 4096 tokens per request: 3.10x"
+    assert records(H + first + H + "second") == [(1, True, first, []), (1, True, "second", [])]
 
 
-def test_a_record_glued_to_the_cut_end_of_the_one_before() -> None:
-    assert [r[2] for r in records("ut: 3.0 tokens/s, Running: 4 reqs" + H + "second")] == [
+@pytest.mark.parametrize(
+    "text",
+    [
         "ut: 3.0 tokens/s, Running: 4 reqs",
-        "second",
-    ]
+        H + "what nobody knows may quote a client: ",
+        H + "Added request cmpl-",
+        H + "Request cmpl-1 failed due to ValueError: ",
+    ],
+)
+def test_no_record_is_glued_to_what_a_client_may_have_written(text: str) -> None:
+    assert len(records(text + H + "second")) == 1
 
 
 def test_a_record_quoted_in_another_programs_line_is_not_one() -> None:
@@ -175,13 +182,14 @@ def test_a_prompt_with_real_line_breaks_stays_in_its_record() -> None:
 
 
 def test_a_request_record_that_was_cut_does_not_swallow_the_log() -> None:
-    found = records(PROMPT, H + "next", H + "Received request c-2: prompt: 'x" + CLOSE, H + "last")
+    next_one = H.replace("05-09 00:49:33", "05-09 00:49:34") + "next"
+    found = records(PROMPT, next_one, H + "Received request c-2: prompt: 'x" + CLOSE, H + "last")
     assert [r[0] for r in found] == [1, 2, 3, 4]
 
 
-def test_a_record_glued_after_a_requests_own_end() -> None:
+def test_no_record_is_glued_to_a_request_whose_id_may_have_written_its_end() -> None:
     found = records(PROMPT + CLOSE + H + "next")
-    assert [r[2][:16] for r in found] == ["Received request", "next"]
+    assert [r[2][:16] for r in found] == ["Received request"]
 
 
 def test_a_prefix_inside_a_prompt_does_not_split_it() -> None:

@@ -22,7 +22,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import IO
@@ -30,7 +29,7 @@ from typing import IO
 from parsers.envelopes.form import looks_like_record
 from parsers.envelopes.forms import possible_envelopes
 from parsers.envelopes.stamps import Clock
-from parsers.lines import MAX_LINE, JsonRecord, Line, Outer, json_without_lone_surrogates
+from parsers.lines import MAX_LINE, Line, json_without_lone_surrogates, packed, unpacked
 
 __all__ = ["Rows", "TooLargeError", "goes_back", "inner_clocks", "mapping_of", "newest_last", "rows_of"]
 _NARROWEST, _WIDEST = 40, 400
@@ -141,31 +140,11 @@ def newest_last(lines: Iterable[Line]) -> Iterator[Line]:
     """
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as spool:
         for _, entry in groupby(lines, key=attrgetter("number")):
-            spool.write(json.dumps([_packed(line) for line in entry]).encode() + b"\n")
+            spool.write(json.dumps([packed(line) for line in entry]).encode() + b"\n")
             if spool.tell() > _LARGEST:
                 raise TooLargeError
-        for packed in _backwards(spool):
-            yield from map(_unpacked, json.loads(packed))
-
-
-def _packed(line: Line) -> list[object]:
-    record = line.record and [line.record.time and line.record.time.isoformat(), *line.record]
-    return [line.number, line.text, line.outer, record and [*record[:2], None, *record[3:]]]
-
-
-def _unpacked(values: list[list[object]]) -> Line:
-    number, text, outer, record = values
-    stamp = record[0] if record else None
-    return Line(
-        number,  # type: ignore[arg-type]
-        text,  # type: ignore[arg-type]
-        Outer(*outer) if outer else None,  # type: ignore[arg-type]
-        JsonRecord(*record[1:])._replace(  # type: ignore[arg-type]
-            time=datetime.fromisoformat(stamp) if isinstance(stamp, str) else None
-        )
-        if record
-        else None,
-    )
+        for entry_text in _backwards(spool):
+            yield from map(unpacked, json.loads(entry_text))
 
 
 def _backwards(file: IO[bytes]) -> Iterator[bytes]:

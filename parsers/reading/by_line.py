@@ -161,6 +161,7 @@ class SourceReader:
 
     def events(self, record: Record) -> Iterator[Event]:
         """The events of one record and of the lines without prefix that followed it."""
+        self.coverage.client_text += record.passed_over
         if record.header is None:
             yield from self.foreign(record, record.lines[0])
         else:

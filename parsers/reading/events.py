@@ -72,7 +72,7 @@ class Coverage:
     """What was read, and what was lost. Every output carries it.
 
     `lines` are physical lines; `events` records of a known family; `other_records` vLLM records of none; `foreign_lines` lines
-    without vLLM's prefix that say nothing known; `unrecognized_warnings` those of `other_records` at WARNING or above.
+    without vLLM's prefix that say nothing known; `client_text` what looked like a record within text that a client may have written; `unrecognized_warnings` those of `other_records` at WARNING or above.
     """
 
     sources: list[str] = field(default_factory=list)
@@ -88,6 +88,7 @@ class Coverage:
     warning_samples: list[dict[str, Any]] = field(default_factory=list)
     vllm_records: int = 0
     partly: bool = False
+    client_text: int = 0
     other_engines: dict[str, int] = field(default_factory=dict)
 
 
@@ -101,6 +102,7 @@ _COUNTS = (
     "out_of_order",
     "truncated",
     "vllm_records",
+    "client_text",
 )
 
 

@@ -38,6 +38,9 @@ _HEADER = re.compile(
     r"(?:\[(?P<file>[^\s\]:]{1,200}):(?P<line>\d{1,6})\]|(?P<file_old>[^\s\]\[:]{1,200}\.py):(?P<line_old>\d{1,6})\]?)"
     r"(?: |$)"
 )
+# The first record of a source may have lost its level.
+_CUT_HEADER = re.compile(r"(?P<level>)" + _HEADER.pattern[_HEADER.pattern.index(r"(?P<month>") :])
+_CUT_LEVEL = re.compile(r"[A-Z]{0,7} ?(?=[01]\d-[0-3]\d )")
 # VLLM_LOGGING_PREFIX: any text; only "[node-a] " or one word are accepted, or prose that quotes a log would be a record.
 _USER_PREFIX = re.compile(r"(?:\[[^\]\s][^\]]{0,60}\] ?|[^\s\"'()\[\]{}]{1,60}[|>:] ?)")
 _REPEATED = re.compile(r"\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$")
@@ -101,10 +104,16 @@ def split_tags(text: str, start: int = 0) -> Tags:
     return Tags(process, pid, tuple(f"{n} pid={p}" for n, p in found[:-1]), at)
 
 
-def parse_header(text: str) -> Header | None:
-    """Parse the prefix at the start of `text` (ANSI removed), or return None. `start` of the result is the message's."""
+def parse_header(text: str, *, cut: bool = False) -> Header | None:
+    """Parse the prefix at the start of `text` (ANSI removed), or return None. `start` of the result is the message's.
+
+    `cut`: the text may have lost its beginning, up to the level; it counts as INFO then.
+    """
     tags = split_tags(text)
     match = _HEADER.match(text, tags.start)
+    if match is None and cut:
+        level = _CUT_LEVEL.match(text)
+        match = _CUT_HEADER.match(text, level.end()) if level else None
     if match is None:
         user = _USER_PREFIX.match(text, tags.start)
         if user is None:
@@ -120,7 +129,7 @@ def parse_header(text: str) -> Header | None:
     if not (1 <= stamp[0] <= 12 and 1 <= stamp[1] <= 31 and stamp[2] < 24 and stamp[4] < 61):
         return None
     file, line = match["file"] or match["file_old"], match["line"] or match["line_old"]
-    return Header(match["level"], stamp, f"{file}:{line}", match.end(), tags.process, tags.pid, tags.actors)
+    return Header(match["level"] or "INFO", stamp, f"{file}:{line}", match.end(), tags.process, tags.pid, tags.actors)
 
 
 def split_repeated(message: str) -> tuple[str, int]:

@@ -1,24 +1,35 @@
 """From payload lines to vLLM's records: continuation lines joined, glued records split, client text kept inside its record.
 
-Three rules decide what belongs together:
+What belongs together:
 
 * vLLM's formatter repeats the whole prefix before each line of a multi-line message and ends the line before with CR.
   In a stream that lost its CRs, equal prefixes are joined only where the first line opens a message of several lines.
 * A line without prefix after a record is its `tail`: perhaps the rest of a line that a terminal wrapped, perhaps a
   foreign line. Who knows the message decides (`parsers.reading.by_line`).
-* A request record that prints a prompt is open until its parameters are seen. Until then everything is client text,
-  whatever it looks like.
+
+What a client can write never opens a record (`Record.passed_over` counts what looked like one):
+
+* A request's record is open until the prompt's or the output's quote is closed and the server's words follow. If a later line
+  closes it, all between is client text, whatever it looks like; if none does to the stream's end, the line was cut.
+* A second record within a line of the source (glued on, after a carriage return, in an entry of several lines) is looked for only
+  behind text that is the server's own (`parsers.families.client_text`).
+* One statement of vLLM's code prints one kind of message: a line with the very prefix of a record that may hold client text, but
+  with another kind of message, is a further line of that text.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Union
+from typing import IO, Union
 
-from parsers.lines import Line, Outer
+from parsers import families
+from parsers.families.client_text import is_servers_own
+from parsers.lines import Line, Outer, packed, unpacked
 from parsers.records.prefix import Header, Stamp, find_glued, parse_header, split_repeated, split_tags, strip_ansi
 
 __all__ = [
@@ -28,29 +39,46 @@ __all__ = [
     "Record",
     "RecordText",
     "as_begun",
+    "assembler_of",
     "glued_at",
     "is_open",
+    "is_told_again",
     "may_continue",
     "place_of",
     "read_records",
 ]
 
 MAX_TAIL = 8
-MAX_CLIENT_LINES = 2_000
-MAX_CLIENT_CHARS = 1 << 21
+MAX_HELD_LINES = 2_000
+MAX_HELD_CHARS = 1 << 21
 MAX_MESSAGE_LINES = 2_000
+_MAX_KEPT_CHARS = 1 << 20
 
-# Messages that print what a client sent, and the text after which they are the server's own again.
-_CLIENT_OPEN = re.compile(r"(?:Received request |Generated response |Request \S{1,200} details: )")
-_CLIENT_CLOSE = re.compile(
-    r"params: (?:Sampling|Pooling|BeamSearch)Params\(|sampling[_ ]params: |params: None|output_token_ids: |prompt_token_ids: [^,\n]{0,40}?(?:\]|None), prompt_embeds"
+# Messages that print what a client sent.
+_CLIENT = re.compile(r"(?:Received request |Generated response |Request \S{1,200} details: )")
+# What follows the id: a text of the client's, or the server's own words.
+_BODY = re.compile(
+    r": (?:(?P<text>prompt: |output: )|params: |sampling[_ ]params: )| details: (?P<ids>output_token_ids: )"
 )
+_STRING = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\"", re.S)
+_QUOTE = re.compile(r"['\"]")
+_WORDS = r"params: |sampling[_ ]params: |prefix_pos: |prompt[_ ]token[_ ]ids: |output_token_ids: |finish_reason: "
+_AFTER_TEXT = re.compile(rf",\s?(?:{_WORDS})")
+# What closes an open text, on a later line.
+_CLOSES = re.compile(
+    r"['\"], ?(?:(?:params: |sampling[_ ]params: )(?:Sampling|Pooling|BeamSearch)Params\(|prefix_pos: |prompt[_ ]token[_ ]ids: |output_token_ids: |finish_reason: )"
+)
+_MOST_PARTS = 4_000  # strings in one record's parameters
+# Those who answer clients: what they print of an error is a client's.
+_CLIENT_FACING = re.compile(r"(?:.*/)?(?:serving\w*|(?:request_)?logger)\.py:")
 # First lines of messages that vLLM prints over several lines.
 OPENER = re.compile(r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in ")
-_MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$")
-# A record may be glued to these, and to the first line of a source (which may be the end of a cut record).
+_MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$|  +(?:File \"|raise )")
+# A record may be glued to these.
 _PROGRESS = re.compile(r"\d{1,3}%\||(?:it/s|s/it)[^\]]{0,40}\]\s*$")
-_ACCESS = re.compile(r"INFO: {5}\S+ - \"[A-Z]+ [^\"]*\" \d{3} ?[A-Za-z ]*$")
+_ACCESS = re.compile(
+    r"(?:\([^()]{1,100}\) )?INFO: {5}\S{1,100} - \"[A-Z]{1,20} \S+ HTTP/[\d.]{1,5}\" \d{3} ?[A-Za-z -]{0,40}$"
+)
 
 PlaceKey = Union["tuple[str | None, str | None, str | None, str | None]", None]
 
@@ -68,7 +96,7 @@ class Record:
     """A vLLM record, or (with `header` None) a line that bears no prefix of vLLM's.
 
     `lines` are the message's lines; `tail` holds lines without prefix that followed. `repeated` is Ray's count of folded
-    repetitions. `moment` is set instead of the header's stamp where the stream gives a full date (JSON logs).
+    repetitions. `passed_over` counts what looked like records in client text. `moment` is set instead of the header's stamp where the stream gives a full date (JSON logs).
     """
 
     lines: list[RecordText]
@@ -81,6 +109,7 @@ class Record:
     moment: datetime | None = None
     tail: list[RecordText] = field(default_factory=list)
     ended_with_cr: bool = False
+    passed_over: int = 0
 
     @property
     def message(self) -> str:
@@ -110,18 +139,62 @@ def read_records(lines: Iterable[Line | None]) -> Iterator[Record]:
             for waiting in assemblers.values():
                 yield from waiting.pause()
             continue
-        key = place_of(line.outer)
-        assembler = assemblers.get(key)
-        if assembler is None:
-            assembler = assemblers[key] = Assembler()
-        yield from assembler.feed(line)
+        yield from assembler_of(assemblers, line, Assembler).feed(line)
     for assembler in as_begun(assemblers.values()):
         yield from assembler.end()
+
+
+def assembler_of(assemblers: dict[PlaceKey, Assembler], line: Line, make: Callable[[], Assembler]) -> Assembler:
+    """Who puts a line together with others: that of its place.
+
+    While a client's text is open, an envelope from a place that nobody has met is a part of it.
+    """
+    key = place_of(line.outer)
+    assembler = assemblers.get(key)
+    if assembler is None:
+        assembler = next((a for a in assemblers.values() if a.waits), None)
+        if assembler is None:
+            assembler = assemblers[key] = make()
+    return assembler
 
 
 def as_begun(assemblers: Iterable[Assembler]) -> list[Assembler]:
     """In the order of the lines at which their unfinished records begin: the order in which places were met says nothing."""
     return sorted(assemblers, key=lambda a: a.since)
+
+
+class _Held:
+    """Lines that may be a client's text, in order: some in memory, very many in a temporary file."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self._lines: list[Line] = []
+        self._chars = 0
+        self._file: IO[bytes] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.first)
+
+    def add(self, line: Line) -> None:
+        self.first = self.first or line.number
+        self._lines.append(line)
+        self._chars += len(line.text)
+        if len(self._lines) > MAX_HELD_LINES or self._chars > MAX_HELD_CHARS:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `taken`)
+            self._file.writelines(json.dumps(packed(held)).encode() + b"\n" for held in self._lines)
+            self._lines, self._chars = [], 0
+
+    def taken(self) -> Iterator[Line]:
+        """All of them; nothing is held then."""
+        file, lines = self._file, self._lines
+        self.first, self._file, self._lines, self._chars = 0, None, [], 0
+        if file is not None:
+            with file:
+                file.seek(0)
+                for text in file:
+                    yield unpacked(json.loads(text))
+        yield from lines
 
 
 class Assembler:
@@ -131,24 +204,26 @@ class Assembler:
         self.pending: Record | None = None
         self.saw_cr = False
         self.first = True
-        self.held: list[Line] = []
-        self.held_chars = 0
+        self.held = _Held()
+        self._was_cut = False  # nothing that follows closes what is open
 
     @property
     def since(self) -> int:
         """The physical line at which what is unfinished begins; 0 where nothing is."""
-        if self.pending is not None:
-            return self.pending.number
-        return self.held[0].number if self.held else 0
+        return self.pending.number if self.pending is not None else self.held.first
+
+    @property
+    def waits(self) -> bool:
+        """Whether a client's text is open."""
+        return not self._was_cut and (bool(self.held) or (self.pending is not None and is_open(self.pending)))
 
     def feed(self, line: Line) -> Iterator[Record]:
         """Take a line; gives the records which are complete with it."""
-        if line.record is not None:
-            yield from self.end()
-            yield _from_json(line)
-            return
-        if self.held or (self.pending is not None and is_open(self.pending)):
+        if self.waits:
             yield from self._hold(line)
+            return
+        if line.record is not None:
+            yield from self._of_a_formatter(line)
             return
         text = line.text
         cr = text.endswith("\r")
@@ -159,63 +234,92 @@ class Assembler:
         if "\r" in text:
             pieces = [p for p in text.split("\r") if p]
             for i, piece in enumerate(pieces):
-                yield from self._piece(line, piece, cr and i == len(pieces) - 1)
+                yield from self._piece(line, piece, cr and i == len(pieces) - 1, pieces[i - 1] if i else None)
         else:
-            yield from self._piece(line, text, cr)
+            yield from self._piece(line, text, cr, None)
         self.first = False
 
     def end(self) -> Iterator[Record]:
-        """Nothing follows: gives what is unfinished."""
-        if self.held:
-            yield from self._release()
+        """Nothing follows: gives what is unfinished. What is still open was cut, and the lines after it are read as usual."""
+        self._was_cut = True
         yield from self._flush()
+        for line in self.held.taken():
+            yield from self.feed(line)
+        yield from self._flush()
+        self._was_cut = False
 
     def pause(self) -> Iterator[Record]:
-        """Hand over the pending record, unless it waits for the end of a client's text."""
-        if not self.held and self.pending is not None and not is_open(self.pending):
-            yield from self._flush()
+        """Nothing follows for now: a record is written at once, so that what is still open was cut."""
+        yield from self.end()
+
+    def _of_a_formatter(self, line: Line) -> Iterator[Record]:
+        record = _from_json(line)
+        if line.inside and self._passes_over(None):
+            return
+        yield from self._flush()
+        if is_open(record) and not self._was_cut:
+            self.pending = record
+        else:
+            yield record
 
     def _flush(self) -> Iterator[Record]:
         if self.pending is not None:
             yield self.pending
             self.pending = None
 
-    def _piece(self, line: Line, text: str, cr: bool) -> Iterator[Record]:
-        """One stretch of text between carriage returns; it may hold several records."""
+    def _piece(self, line: Line, text: str, cr: bool, before: str | None) -> Iterator[Record]:
+        """One stretch of text between carriage returns (`before`: the stretch before it); it may hold several records."""
+        within = line.inside or before is not None
         while True:
             header = parse_header(text)
-            cut = glued_at(text, header, self.first)
+            if header is None and self.first and not within:
+                header = parse_header(text, cut=True)
+            cut = glued_at(text, header)
             here, text = (text[:cut], text[cut:]) if cut > 0 else (text, "")
             if header is None:
                 yield from self._foreign(line, here)
+            elif within and not self.continues(header, here[header.start :], line.outer) and self._passes_over(before):
+                pass
             else:
                 yield from self._prefixed(line, header, here[header.start :], cr and not text)
             if not text:
                 return
+            within = False
+
+    def _passes_over(self, before: str | None) -> bool:
+        """Whether a record that does not begin where a line of the source begins stands behind what a client may have written."""
+        if before is not None and (not before.strip() or _PROGRESS.search(before)):
+            return False
+        pending = self.pending
+        if pending is None or (pending.header is not None and _is_servers(pending.message)):
+            return False
+        pending.passed_over += 1
+        return True
 
     def _prefixed(self, line: Line, header: Header, message: str, cr: bool) -> Iterator[Record]:
         message, repeated = split_repeated(message)
         part = RecordText(line.number, message)
         pending = self.pending
-        if pending is not None and self.continues(pending, header, message, line.outer):
+        if pending is not None and self.continues(header, message, line.outer):
             pending.lines.append(part)
             pending.ended_with_cr = cr
+            return
+        if pending is not None and is_told_again(pending, header, message):
+            pending.passed_over += 1
             return
         yield from self._flush()
         self.pending = Record(
             [part], header, header.process, header.pid, header.actors, line.outer, repeated, ended_with_cr=cr
         )
+        self.pending.passed_over += find_glued(message, 0) > 0
 
-    def continues(self, pending: Record, header: Header, message: str, outer: Outer | None) -> bool:
+    def continues(self, header: Header, message: str, outer: Outer | None) -> bool:
         """Whether a line is a further line of the pending record."""
-        before = pending.header
+        pending = self.pending
         if (
-            before is None
+            pending is None
             or pending.tail
-            or before.stamp != header.stamp
-            or before.origin != header.origin
-            or before.level != header.level
-            or before.pid != header.pid
+            or not _has_prefix_of(pending, header)
             or len(pending.lines) >= MAX_MESSAGE_LINES
             or place_of(pending.outer) != place_of(outer)
         ):
@@ -241,33 +345,27 @@ class Assembler:
         yield Record([part], None, tags.process, tags.pid, tags.actors, line.outer)
 
     def _hold(self, line: Line) -> Iterator[Record]:
-        """Client text: wait for the end of the record that printed it."""
-        self.held.append(line)
-        self.held_chars += len(line.text)
+        """Client text, unless the record that printed it turns out to be cut: wait for the end of that record."""
         pending = self.pending
         assert pending is not None
-        if _CLIENT_CLOSE.search(line.text):
-            header = parse_header(strip_ansi(line.text))
-            if header is not None and _CLIENT_OPEN.match(strip_ansi(line.text), header.start):
-                yield from self._release()  # another request: the first one was cut
-                return
-            for held in self.held:
-                text = strip_ansi(held.text.rstrip("\r"))
-                header = parse_header(text)
-                same = header is not None and pending.header is not None and header.origin == pending.header.origin
-                start = header.start if header is not None and same else 0
-                pending.lines.append(RecordText(held.number, text[start:]))
-            self.held, self.held_chars = [], 0
-            yield from self._flush()
-        elif len(self.held) > MAX_CLIENT_LINES or self.held_chars > MAX_CLIENT_CHARS:
-            yield from self._release()
-
-    def _release(self) -> Iterator[Record]:
-        """The record never closed (it was cut): hand it over as it is and read the lines after it as usual."""
-        lines, self.held, self.held_chars = self.held, [], 0
+        self.held.add(line)
+        text = strip_ansi(line.text.rstrip("\r"))
+        header = parse_header(text)
+        start = header.start if header is not None else 0
+        if (header is not None and _CLIENT.match(text, start)) or not _is_closed_by(pending, text, start):
+            return
+        chars = 0
+        for held in self.held.taken():
+            part = strip_ansi(held.text.rstrip("\r"))
+            header = parse_header(part)
+            mine = header is not None and _has_prefix_of(pending, header)
+            away = held.record is not None or place_of(held.outer) != place_of(pending.outer)
+            pending.passed_over += away or (header is not None and not mine)
+            chars += len(part)
+            if chars < _MAX_KEPT_CHARS or held is line:
+                start = header.start if header is not None and mine else 0
+                pending.lines.append(RecordText(held.number, part[start:]))
         yield from self._flush()
-        for line in lines:
-            yield from self.feed(line)
 
 
 def place_of(outer: Outer | None) -> PlaceKey:
@@ -291,27 +389,88 @@ def may_continue(message: str) -> bool:
 def is_open(record: Record) -> bool:
     """Whether the record prints client text whose end has not been seen."""
     text = record.lines[0].text
-    if len(record.lines) > 1 or record.tail or _CLIENT_OPEN.match(text) is None:
+    if len(record.lines) > 1 or record.tail or _CLIENT.match(text) is None:
         return False
-    return "prompt: " in text[:400] and _CLIENT_CLOSE.search(text) is None
+    body = _BODY.search(text)
+    if body is None:
+        return " details: prompt: " not in text or _is_unclosed(text, text.index(" details: ") + 18)
+    return _is_unclosed(text, body.end()) if body["text"] else _has_open_quote(text, body.end())
 
 
-def glued_at(text: str, header: Header | None, first: bool) -> int:
-    """Where a second record begins on this line, or -1. Never inside what a client sent."""
-    if header is None:
-        at = find_glued(text, 0)
-        if at <= 0:
-            return -1
-        before = text[:at]
-        return at if first or _PROGRESS.search(before) or _ACCESS.search(before) else -1
-    start = header.start
-    if _CLIENT_OPEN.match(text, start):
-        start = text.rfind("lora_request: ")
-        return find_glued(text, start) if start > 0 else -1
+def _is_closed_by(record: Record, text: str, start: int) -> bool:
+    """Whether a later line closes the client's text that a record has open: its quote, or an id with a line break in it."""
+    if _CLOSES.search(text, start):
+        return True
+    body = _BODY.search(text, start) if _BODY.search(record.lines[0].text) is None else None
+    return body is not None and not (body["text"] and _is_unclosed(text, body.end()))
+
+
+def _is_unclosed(text: str, at: int) -> bool:
+    """Whether a client's text, printed at `at`, goes on at the line's end."""
+    if text.startswith("None", at):
+        return False
+    string = _STRING.match(text, at)
+    return string is None or _AFTER_TEXT.match(text, string.end()) is None or _has_open_quote(text, string.end())
+
+
+def _has_open_quote(text: str, at: int) -> bool:
+    """Whether the last string that a repr prints is not closed."""
+    for _ in range(_MOST_PARTS):
+        quote = _QUOTE.search(text, at)
+        if quote is None:
+            return False
+        string = _STRING.match(text, quote.start())
+        if string is None:
+            return True
+        at = string.end()
+    return False
+
+
+def _has_prefix_of(record: Record, header: Header) -> bool:
+    """Whether a header is the very prefix of a record: the same statement printed it, in the same second."""
+    before = record.header
+    return (
+        before is not None
+        and before.stamp == header.stamp
+        and before.origin == header.origin
+        and before.level == header.level
+        and before.pid == header.pid
+        and before.process == header.process
+    )
+
+
+def is_told_again(pending: Record, header: Header, message: str) -> bool:
+    """Whether a line is no record but a further line of what a client wrote into the pending one."""
+    if not _has_prefix_of(pending, header) or not families.GATE.search(message):
+        return False
+    said = families.match(message, prefixed=True)
+    if said is None:
+        return False
+    before = families.match(pending.message, prefixed=True)
+    if before is not None:
+        return said.family != before.family and not is_servers_own(before.family, before.variant)
+    return said.family in _NO_ERRORS or _CLIENT_FACING.match(header.origin) is not None
+
+
+_NO_ERRORS = frozenset(("stats", "iteration", "preemption", "request", "startup", "http", "kv_sizing"))
+
+
+def _is_servers(message: str) -> bool:
+    """Whether a message is known, and all of it the server's own."""
+    said = families.match(message, prefixed=True) if families.GATE.search(message) else None
+    return said is not None and is_servers_own(said.family, said.variant)
+
+
+def glued_at(text: str, header: Header | None) -> int:
+    """Where a second record begins on this line, or -1: only behind what no client can write."""
+    start = header.start if header is not None else 0
     at = find_glued(text, start)
-    if at > 0 and text[at - 1] in "'\"`":
+    if at <= 0:
         return -1
-    return at
+    before = text[start:at]
+    if header is None:
+        return at if _PROGRESS.search(before) or _ACCESS.match(before) else -1
+    return at if _is_servers(before) or not before.strip() else -1
 
 
 def _from_json(line: Line) -> Record:

@@ -24,7 +24,7 @@ from parsers.reading.by_line import Keep, SourceReader
 from parsers.reading.events import Coverage, Event, add_coverage, event_row
 from parsers.reading.in_bulk.reader import Bulk, ReadOn
 from parsers.records.dates import RecordClock
-from parsers.records.record import Assembler, PlaceKey, Record, as_begun, is_open, may_continue, place_of
+from parsers.records.record import Assembler, PlaceKey, Record, as_begun, assembler_of, is_open, may_continue
 from parsers.records.servers import Sessions
 from parsers.sources.resuming import RewrittenError, Stand, Window
 
@@ -163,13 +163,11 @@ class _SourceNews:
         name, stream = str(self.entry.id), self.entry.stream
         return SourceReader(name, stream, clock, sessions, coverage, self.keep)
 
-    def _assembler(self, key: PlaceKey) -> Assembler:
-        found = self.assemblers.get(key)
-        if found is None:
-            found = self.assemblers[key] = Assembler()
-            found.saw_cr = self.entry.saw_cr
-            found.first = self.entry.stand.start == 0
-        return found
+    def _assembler(self) -> Assembler:
+        made = Assembler()
+        made.saw_cr = self.entry.saw_cr
+        made.first = self.entry.stand.start == 0
+        return made
 
     def _numbered(self, line: Line) -> Line:
         return line._replace(number=line.number + self.entry.stand.lines)
@@ -202,7 +200,7 @@ class _SourceNews:
         return rest
 
     def _bulk(self, in_bulk: InBulk, reader: SourceReader) -> ReadOn:
-        self._assembler(None)
+        self.assemblers.setdefault(None, self._assembler())
         return ReadOn(in_bulk(self.entry), reader, self.assemblers, self.entry.stand.lines)
 
     def _one_by_one(self, lines: Iterator[Line], reader: SourceReader | None) -> Iterator[Found]:
@@ -211,7 +209,7 @@ class _SourceNews:
             numbered = self._numbered(line)
             if reader is not None:
                 reader.count(line)
-            for record in self._assembler(place_of(line.outer)).feed(numbered):
+            for record in assembler_of(self.assemblers, line, self._assembler).feed(numbered):
                 self._note(record)
                 if reader is not None:
                     yield from self._events(record, reader, SETTLED)
@@ -275,7 +273,7 @@ class _SourceNews:
         cut = self.source.loss.truncated
         for line in lines:
             reader.count(line)
-            for record in self._assembler(place_of(line.outer)).feed(self._numbered(line)):
+            for record in assembler_of(self.assemblers, line, self._assembler).feed(self._numbered(line)):
                 yield from self._events(record, reader, standing)
         for assembler in as_begun(self.assemblers.values()):
             for record in assembler.end():

@@ -20,9 +20,18 @@ from parsers.reading.in_bulk.block import Block, Mask, is_available
 from parsers.reading.in_bulk.block_rows import Evidence, Stretch
 from parsers.reading.in_bulk.envelope_facts import KnownEnvelopes, Outers, joined_outers
 from parsers.reading.in_bulk.messages import Memory, messages_of
-from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, structure_of
-from parsers.records.prefix import parse_header, strip_ansi
-from parsers.records.record import Assembler, PlaceKey, Record, as_begun, is_open, place_of
+from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, mark_told_again, structure_of
+from parsers.records.prefix import Header, parse_header, strip_ansi
+from parsers.records.record import (
+    Assembler,
+    PlaceKey,
+    Record,
+    as_begun,
+    assembler_of,
+    is_open,
+    is_told_again,
+    place_of,
+)
 
 __all__ = ["Bulk", "Evidence", "ReadOn", "read_frames"]
 BLOCK = 1 << 23
@@ -119,11 +128,7 @@ class _SourceInBulk:
 
     def _feed(self, line: Line) -> None:
         self.reader.count(line)
-        key = place_of(line.outer)
-        assembler = self.assemblers.get(key)
-        if assembler is None:
-            assembler = self.assemblers[key] = Assembler()
-        self._records(assembler.feed(line))
+        self._records(assembler_of(self.assemblers, line, Assembler).feed(line))
 
     def _records(self, records: Iterator[Record]) -> None:
         for record in records:
@@ -137,13 +142,18 @@ class _SourceInBulk:
             return False
         if pending is None:
             return True
-        if is_open(pending):
+        if is_open(pending) or any(a.waits for a in self.assemblers.values()):
             return False
         if not header:  # an access line after an access line
             return outer is None and len(self.assemblers) == 1
         text = strip_ansi(text)
         prefix = parse_header(text)
-        return prefix is not None and not self.here.continues(pending, prefix, text[prefix.start :], outer)
+        return prefix is not None and not self._goes_on(prefix, text[prefix.start :], outer)
+
+    def _goes_on(self, prefix: Header, message: str, outer: Outer | None) -> bool:
+        pending = self.here.pending
+        assert pending is not None
+        return self.here.continues(prefix, message, outer) or is_told_again(pending, prefix, message)
 
     # -- in bulk -------------------------------------------------------------------------------------
 
@@ -159,6 +169,7 @@ class _SourceInBulk:
         said = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
         complete = said.request if outers is None else np.zeros_like(said.request)
+        mark_told_again(found)
         last = mark_tails(found, block, complete)
         stretch = Stretch(self.reader, self.builder, number, block, found, said, outers, self.take)
         count = last if more and last else len(block)

@@ -20,8 +20,8 @@ from parsers.reading.frames import fields_frame
 from parsers.reading.in_bulk.block import MARGIN, Alphabet, Block, Hole, Mask, Rows, Shape, shape_of
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.templates import WORD_CHARS
-from parsers.records.prefix import Header, strip_ansi
-from parsers.records.record import Record, RecordText, glued_at, is_open, may_continue
+from parsers.records.prefix import find_glued, strip_ansi
+from parsers.records.record import Record, RecordText, is_open, may_continue
 
 __all__ = ["KnownParameters", "fields_of", "is_simple", "learned_holes", "life_lines", "received"]
 
@@ -42,7 +42,6 @@ _COPIES = frozenset({"params"})
 _ANY = Alphabet("".join(map(chr, range(128))))
 _MANY_SHAPES = 12
 _MOST_MISSES = 8
-_NO_HEADER = Header("INFO", (1, 1, 0, 0, 0), "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +300,6 @@ def is_simple(message: str) -> bool:
         or "x across cluster]" in message
         or strip_ansi(message) != message
         or not message.isprintable()
-        or glued_at(message, _NO_HEADER, False) >= 0
+        or find_glued(message, 0) >= 0
         or is_open(Record([RecordText(0, message)]))
     )

@@ -39,6 +39,7 @@ __all__ = [
     "alike_in",
     "is_odd",
     "mark_tails",
+    "mark_told_again",
     "structure_of",
 ]
 WORD = r"[!-Z\\-~]"
@@ -340,7 +341,7 @@ _RECORD_COLUMNS = {
     "line": pl.String(),
     "start": pl.Int64(),
 }
-_OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})"
+_OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})|^  +(?:File \"|raise )"
 
 
 @dataclass(slots=True)
@@ -435,6 +436,36 @@ def is_odd(message: pl.Expr) -> pl.Expr:
     """Whether a record's text may be other than it seems: coloured, folded, two records, the first line of several."""
     words = pl.Series(_LEVEL_WORDS).implode()
     return message.str.contains_any(words) | message.str.contains(_ODD) | message.str.contains(_OPENS)
+
+
+def mark_told_again(found: Structure) -> None:
+    """Mark as bad the records with the very prefix of a record before them that may hold client text, and all between.
+
+    `parsers.records.record.is_told_again` decides: they may be no records but further lines of that text.
+    """
+    known: dict[str, int] = {}
+    codes = np.zeros(len(found.header), np.int64)
+    open_ = np.zeros(len(found.header), np.bool_)  # a client may have written in it
+    kinds: NDArray[np.int64] = np.zeros(len(found.header), np.int64)
+    for speech in found.alike.speeches:
+        one = speech.beginning
+        text = "\x1f".join(map(str, (one.process, one.pid, one.level, one.origin)))
+        codes[speech.rows] = known.setdefault(text, len(known) + 1)
+        open_[speech.rows] = not is_servers_own(one.family, one.variant)
+        kinds[speech.rows] = 1 + FAMILIES.index(one.family)
+    if len(found.records):
+        parts = [pl.col(name).cast(pl.String()).fill_null("None") for name in ("process", "pid", "level", "origin")]
+        texts = found.records.select(pl.concat_str(parts, separator="\x1f")).to_series()
+        different = texts.unique().to_list()
+        numbers = [known.setdefault(text, len(known) + 1) for text in different]
+        codes[rows_of(found.records)] = texts.replace_strict(different, numbers, return_dtype=pl.Int64()).to_numpy()
+        open_[rows_of(found.records)] = True
+    rows = np.flatnonzero(found.header)
+    before, after = rows[:-1], rows[1:]
+    same = (codes[before] == codes[after]) & (found.stamps[before] == found.stamps[after])
+    same &= open_[before] & ((kinds[before] != kinds[after]) | (kinds[before] == 0))
+    for first, last in zip(before[same].tolist(), after[same].tolist(), strict=True):
+        found.bad[first : last + 1] = True
 
 
 def mark_tails(found: Structure, block: Block, complete: Mask) -> int:
