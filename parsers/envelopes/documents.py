@@ -50,6 +50,7 @@ class _Verbose:
     def __init__(self) -> None:
         self._fields: dict[str, object] = {}
         self._name: str | None = None
+        self._more: dict[str, list[str]] = {}
 
     def take(self, text: str) -> str:
         if not self._fields:
@@ -62,11 +63,13 @@ class _Verbose:
             return Verdict.MORE
         indent = 5 + len(self._name or "")
         if self._name is not None and text.startswith(" " * indent):
-            self._fields[self._name] = f"{self._fields[self._name]}\n{text[indent:]}"
+            self._more.setdefault(self._name, []).append(text[indent:])
             return Verdict.MORE
         return Verdict.BEFORE
 
     def entries(self, clock: Clock) -> list[Peeled]:
+        for name, more in self._more.items():
+            self._fields[name] = "\n".join([str(self._fields[name]), *more])
         peeled = journal_entry(self._fields, clock, "journal-verbose")
         return [peeled] if peeled else []
 
@@ -85,11 +88,13 @@ class _Export:
         self._binary: str | None = None
         self._value: list[str] = []
         self._wanted = 0  # the value has at least so many bytes
+        self._size = 0  # and has so many
 
     def take(self, text: str) -> str:
         if self._binary is not None:
             if self._is_inside(text):
                 self._value.append(text)
+                self._size += len(text.encode("utf-8", "replace")) + 1
                 return Verdict.MORE
             self._close()
         if not text:
@@ -100,7 +105,7 @@ class _Export:
         if found["equals"]:
             self._fields.setdefault(text[: found.end() - 1], text[found.end() :])
         else:
-            self._binary, self._value, self._wanted = text, [], 0
+            self._binary, self._value, self._wanted, self._size = text, [], 0, 0
         return Verdict.MORE
 
     def _is_inside(self, text: str) -> bool:
@@ -110,8 +115,7 @@ class _Export:
             readable = "\ufffd" not in text[:8] and length < 1 << 24
             self._wanted = length if readable else 0
             return True
-        size = sum(len(part.encode("utf-8", "replace")) + 1 for part in self._value) - 8
-        missing = self._wanted - size - len(self._value)  # each line may have lost a carriage return
+        missing = self._wanted - (self._size - 8) - len(self._value)  # each line may have lost a carriage return
         return missing > 0 or not (not text or _EXPORT_NAME.match(text))
 
     def _close(self) -> None:

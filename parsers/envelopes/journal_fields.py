@@ -16,6 +16,7 @@ from parsers.lines import Outer
 __all__ = ["ExportReader", "journal_entry", "journal_text"]
 
 _MAX_FIELD = 1 << 24
+_LONGEST_PID = 10  # digits
 
 
 def journal_text(value: object) -> str | None:
@@ -47,7 +48,7 @@ def journal_entry(fields: Mapping[str, object], clock: Clock, envelope: str) -> 
         host=first("_HOSTNAME"),
         unit=first("_SYSTEMD_UNIT", "_SYSTEMD_USER_UNIT", "UNIT", "SYSLOG_IDENTIFIER"),
         container=first("CONTAINER_NAME"),
-        pid=int(pid) if pid is not None and pid.isdecimal() else None,
+        pid=int(pid) if pid is not None and pid.isdecimal() and len(pid) <= _LONGEST_PID else None,
     )
     partial = first("CONTAINER_PARTIAL_MESSAGE") == "true" or first("_LINE_BREAK") == "line-max"
     return Peeled(outer, message, partial=partial)

@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
-__all__ = ["ISO", "Clock", "zone_of"]
+__all__ = ["ISO", "Clock", "believed", "zone_of"]
 
 # A pattern's piece: 2026-05-08T17:47:03.906123+00:00 and its relatives; group names would clash where two are used.
 ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?Z| ?[+-]\d\d:?\d\d|[+-]\d\d| UTC| GMT)?"
@@ -16,6 +16,8 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)?\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DAY_US = 86_400_000_000
+# The years 2 to 9998: a time outside of them is nobody's clock, and no zone takes one of these out of what a date can be.
+_EARLIEST_US, _LATEST_US = (-62_104_060_800_000_000, 253_370_764_800_000_000)
 
 
 class Clock:
@@ -49,7 +51,7 @@ class Clock:
             if minute is None:
                 return None
             start = self._seconds[key] = minute + int(text[17:19]) * 1_000_000
-        return start + int((fraction + "000000")[:6])
+        return believed(start + int((fraction + "000000")[:6]))
 
     def _minute(self, day: str, minute: str, zone: str) -> int | None:
         try:
@@ -77,7 +79,7 @@ class Clock:
             if start is None:
                 return None
             self._seconds[key] = start
-        return start + int((time[9:] + "000000")[:6])
+        return believed(start + int((time[9:] + "000000")[:6]))
 
     def _month_day(self, month: str, day: str, time: str, year: str | None) -> int | None:
         try:
@@ -100,7 +102,7 @@ class Clock:
             if isinstance(value, str) and "." in value:
                 whole, _, fraction = value.partition(".")
                 micros = int(whole) * 1_000_000 + int(fraction.ljust(6, "0")[:6])
-                return micros if abs(int(whole)) < 1 << 36 else self.epoch(int(whole))
+                return believed(micros) if abs(int(whole)) < 1 << 36 else self.epoch(int(whole))
             number = float(value) if isinstance(value, float) else int(value)
             size = abs(number)
             if not size < 1 << 63:
@@ -108,12 +110,12 @@ class Clock:
         except (ValueError, OverflowError):
             return None
         if size < 1 << 36:
-            return int(number * 1_000_000)
+            return believed(int(number * 1_000_000))
         if size < 1 << 46:
-            return int(number * 1_000)
+            return believed(int(number * 1_000))
         if size < 1 << 56:
-            return int(number)
-        return int(number // 1_000)
+            return believed(int(number))
+        return believed(int(number // 1_000))
 
     def any(self, value: object) -> int | None:
         """Microseconds of a stamp as JSON holds it: ISO text, or a number as text or number."""
@@ -124,6 +126,11 @@ class Clock:
         if isinstance(value, str):
             return self.epoch(value) if value.replace(".", "", 1).isdecimal() else self.iso(value)
         return None
+
+
+def believed(micros: int) -> int | None:
+    """A time in microseconds since the epoch, if a clock can have shown it."""
+    return micros if _EARLIEST_US < micros < _LATEST_US else None
 
 
 def zone_of(name: str | None) -> tzinfo:

@@ -209,7 +209,9 @@ def _formatter_record(value: _Json, clock: Clock) -> Peeled | None:
     for key in ("exc_info", "stack_info"):
         if isinstance(more := value.get(key), str) and more:
             message += "\n" + more
-    pid = next((p for k in ("process", "pid", "process_id") if isinstance(p := value.get(k), int)), None)
+    pid = next(
+        (p for k in ("process", "pid", "process_id") if isinstance(p := value.get(k), int) and 0 <= p < 1 << 40), None
+    )
     record = JsonRecord(
         _LEVELS[level.upper()],
         _naive(stamp, clock),
@@ -232,7 +234,8 @@ def _naive(stamp: object, clock: Clock) -> datetime | None:
         if isinstance(stamp, str) and (found := _NAIVE.match(stamp)):
             year, month, day, hour, minute, second, fraction = found.groups()
             micros = int((fraction or "0").ljust(6, "0")[:6])
-            return datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), micros)
+            moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), micros)
+            return moment if 1 < moment.year < 9999 else None
         micros_since = clock.any(stamp)
         if micros_since is None:
             return None

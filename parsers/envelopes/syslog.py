@@ -119,7 +119,11 @@ def _rfc5424(text: str, clock: Clock) -> Peeled | None:
 def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> Peeled:
     pid = found["pid"]
     outer = Outer(
-        name, time_us, host=found["host"], unit=found["unit"], pid=int(pid) if pid and pid.isdecimal() else None
+        name,
+        time_us,
+        host=found["host"],
+        unit=found["unit"],
+        pid=int(pid) if pid and pid.isdecimal() and len(pid) <= 10 else None,
     )
     payload = text[found.end() :]
     if "#0" in payload:

@@ -330,6 +330,9 @@ class Unwrapper:
         if verdict == Verdict.DONE:
             self._held.append((number, text))
             return self._close()
+        if not self._held:  # no entry begins with this line
+            self._release()
+            return self._single(number, text)
         lines = self._close() if verdict == Verdict.BEFORE else self._give_back()
         return lines + self.feed(number, text)
 

@@ -63,6 +63,7 @@ _TOKEN = regex.compile(
 _ANCHOR_MIN, _ANCHOR_MAX = 10, 36  # characters
 _FIRST_WORD = regex.compile(r"[^\W\d_]++|\S")
 _LONG = 1 << 14  # characters
+_TOO_LARGE = 1 << 63  # for a column
 _PATIENCE_S = 5.0
 _UNIT_GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
@@ -157,9 +158,10 @@ def _float(text: str) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def _gib(text: str) -> float:
+def _gib(text: str) -> float | None:
     digits = text.rstrip("KMGTiBbytes ")
-    return float(digits.replace(",", "")) * _UNIT_GIB[text[len(digits) :].strip()[0]]
+    value = _float(digits)
+    return None if value is None else value * _UNIT_GIB[text[len(digits) :].strip()[0]]
 
 
 _READERS: dict[str, Callable[[str], object]] = {
@@ -336,4 +338,5 @@ def assign(fields: Fields, key: str, value: str, name: str | None = None) -> Non
         name = slug(key)
         suffix = _SUFFIXES.get(unit, f"_{slug(unit)}" if unit else "")
         name = name if name.endswith(suffix) else name + suffix
-    fields[name] = number(found[1])
+    value_read = number(found[1])
+    fields[name] = value_read if abs(value_read) < _TOO_LARGE else None

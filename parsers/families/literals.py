@@ -16,6 +16,8 @@ from parsers.lines import without_lone_surrogates
 __all__ = ["end_of_call", "iter_pairs", "parse_literal", "unquote"]
 
 _MAX_DEPTH = 20
+_LONGEST_NUMBER = 40  # characters
+_TOO_LARGE = 1 << 63
 _MAX_UNCLOSED = 8  # quotes and angles without an end cost a search each: only so many
 _OPEN, _CLOSE = "([{", ")]}"
 # What ends or nests a value; everything between two of these is skipped at native speed.
@@ -54,11 +56,19 @@ def _value(text: str, depth: int) -> object:
     if first in _OPEN and text[-1] == _CLOSE[_OPEN.index(first)]:
         return _container(text, depth)
     if _NUMBER.match(text):
-        try:
-            return int(text)
-        except ValueError:
-            return float(text) if len(text) < 400 else text
+        return _number(text)
     return text
+
+
+def _number(text: str) -> object:
+    """A number that a column can hold; what is larger is no setting of anybody's, and None."""
+    if len(text) > _LONGEST_NUMBER:
+        return None
+    try:
+        value: int | float = int(text)
+    except ValueError:
+        value = float(text)
+    return value if abs(value) < _TOO_LARGE else None
 
 
 def _container(text: str, depth: int) -> object:

@@ -60,10 +60,12 @@ _CONTEXT_LENGTH_FORMATS = tuple(
 )
 
 _OOM = regex.compile(
-    r"\s*+(?:CUDA|HIP|XPU|NPU|MUSA)? ?out of memory\. Tried to allocate (?P<tried>[\d.]++) ?(?P<tried_unit>[KMGT])i?B"
+    r"\s*+(?:CUDA|HIP|XPU|NPU|MUSA)? ?out of memory\. Tried to allocate (?P<tried>\d{1,12}(?:\.\d{1,6})?) ?(?P<tried_unit>[KMGT])i?B"
 )
 # "GPU 0 has a total capacity of 79.11 GiB" (torch 2.1 misspells capacty), "(GPU 0; 79.11 GiB total capacity; …" before.
-_GPU = regex.compile(r"GPU (?P<gpu>\d++)(?: has a total capaci?ty of |; )(?P<total>[\d.]++) ?(?P<unit>[KMGT])i?B")
+_GPU = regex.compile(
+    r"GPU (?P<gpu>\d{1,6})(?: has a total capaci?ty of |; )(?P<total>\d{1,12}(?:\.\d{1,6})?) ?(?P<unit>[KMGT])i?B"
+)
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
 
@@ -71,7 +73,7 @@ def _oom(text: str) -> Fields | None:
     found = _OOM.match(text)
     if found is None:
         return None
-    fields: Fields = {"tried_gib": float(found["tried"].strip(".")) * _GIB[found["tried_unit"]]}
+    fields: Fields = {"tried_gib": float(found["tried"]) * _GIB[found["tried_unit"]]}
     gpu = _GPU.search(text[:4000])
     fields["gpu"] = int(gpu["gpu"]) if gpu else None
     fields["total_gib"] = float(gpu["total"]) * _GIB[gpu["unit"]] if gpu else None
