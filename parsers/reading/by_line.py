@@ -12,6 +12,7 @@ from parsers import families
 from parsers.lines import Line
 from parsers.reading.events import Coverage, Event
 from parsers.records.dates import RecordClock
+from parsers.records.prefix import find_glued
 from parsers.records.record import Record, RecordText, read_records
 from parsers.records.servers import Sessions, engine_index
 
@@ -118,7 +119,15 @@ def readers(
         clock = clocks.setdefault(source.group, RecordClock(year, source.modified_us))
         coverage.sources.append(source.name)
         reader = SourceReader(source.name, source.group, clock, sessions, coverage, keep)
+        known = coverage.vllm_records
         yield source, reader
+        coverage.skipped_sources += [
+            {"source": source.name, "problem": remark} for remark in getattr(source, "remarks", ())
+        ]
+        if reader.behind > coverage.vllm_records - known:
+            coverage.partly = True
+            problem = f"{reader.behind} lines hold a record behind a prefix that logscope does not know"
+            coverage.skipped_sources.append({"source": source.name, "problem": problem})
         coverage.bytes += source.size if source.size is not None else reader.chars
         coverage.truncated += source.loss.truncated
         if source.loss.problem is not None or source.problem is not None:
@@ -153,6 +162,7 @@ class SourceReader:
         self.name, self.group, self.clock, self.sessions = name, group, clock, sessions
         self.coverage, self.keep = coverage, keep
         self.chars = 0
+        self.behind = 0  # lines that hold a record behind something else
 
     def read(self, lines: Iterable[Line | None]) -> Iterator[Event]:
         """The events of payload lines."""
@@ -204,6 +214,7 @@ class SourceReader:
             found = families.match(part.text, prefixed=False)
         if found is None:
             self.coverage.foreign_lines += 1
+            self.behind += find_glued(part.text, 0) > 0
             if self.keep.exceptions and _EXCEPTION.match(part.text):
                 yield self._exception(record, part)
             for engine, pattern in _OTHER_ENGINES:

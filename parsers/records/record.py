@@ -257,10 +257,10 @@ class Assembler:
         if line.inside and self._passes_over(None):
             return
         yield from self._flush()
-        if is_open(record) and not self._was_cut:
-            self.pending = record
-        else:
+        if line.outer is not None and line.outer.envelope == "vllm-json":
             yield record
+        else:  # a header in another logger's layout
+            self.pending = record
 
     def _flush(self) -> Iterator[Record]:
         if self.pending is not None:

@@ -14,15 +14,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from parsers.envelopes import Clock
+from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.blocks import is_newest_first, turned_round, unwrapped
 from parsers.envelopes.rare import TooLargeError
 from parsers.envelopes.stamps import zone_of
+from parsers.envelopes.unwrapper import SAMPLE
 from parsers.lines import Line, Loss, Outer, TextBlock, after_hole, is_binary, transcoded, without_lone_surrogates
+from parsers.records.layouts import NO_CLOCK, Layout, layout_of
+from parsers.records.prefix import parse_header, strip_ansi
 from parsers.sources.compression import BLOCK, DamagedError, compression_of, decoded, open_blocks, unsupported
 from parsers.sources.discovery import Found, discover
 from parsers.sources.journal import MAGIC, JournalError, JournalQuery, export_blocks
@@ -34,6 +37,10 @@ __all__ = ["JournalQuery", "Source", "Sources", "expand", "journal_of", "open_fi
 
 _FIFO_PATIENCE_S = 2.0
 _MAGIC_SIZE = 16
+# So much of a source's beginning shows how its records are laid out.
+_HEAD = 1 << 18
+_HEAD_LINES = 1000
+_FEW_LINES = 20
 
 
 class Source:
@@ -41,7 +48,7 @@ class Source:
 
     `name` is the source as the user gave it, `group` the rotated set (or journal) that it belongs to: one
     server's stream; `modified_us` its last change in microseconds since the epoch (UTC), None for a pipe.
-    `problem` says why it could not be opened or read at all; it is set at once or when it is first read.
+    `remarks` are sentences on how it was read. `problem` says why it could not be opened or read at all; it is set at once or when it is first read.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Source:
         self.live = live
         self.problem = problem
         self.loss = Loss()
+        self.remarks: list[str] = []
         self.size: int | None = None
         self.modified_us: int | None = None
         self.newest_first = False
@@ -211,12 +219,27 @@ class Source:
         """
         return self._pieces(bulk=True)
 
+    def _laid_out(self, pieces: Iterator[TextBlock | list[Line]], layout: Layout) -> Iterator[list[Line]]:
+        for piece in pieces:
+            yield list(layout.over(piece.lines() if isinstance(piece, TextBlock) else piece))
+        if layout.counted:
+            self.remarks.append(NO_CLOCK)
+
     def _pieces(self, *, bulk: bool) -> Iterator[TextBlock | list[Line]]:
         clock = Clock(self.timezone, self.modified_us)
         pod = pod_of(str(self.path.absolute())) if self.path is not None else None
-        pieces = unwrapped(
-            self.blocks(), self.loss, clock, by_entry=lambda: self._is_journal, bulk=bulk and pod is None
+        blocks = self.blocks()
+        head = next(blocks, b"")
+        layout = None if self._is_journal else _layout_of(head, clock, live=self.live)
+        pieces: Iterator[TextBlock | list[Line]] = unwrapped(
+            chain((head,) if head else (), blocks),
+            self.loss,
+            clock,
+            by_entry=lambda: self._is_journal,
+            bulk=bulk and pod is None and layout is None,
         )
+        if layout is not None:
+            pieces = self._laid_out(pieces, layout)
         if pod is not None:
             pieces = _placed(pieces, Outer("", pod=pod[0], container=pod[1]))
         first = next(pieces, None)
@@ -234,6 +257,17 @@ class Source:
         except OSError as error:  # no space for the temporary file
             reason = error.strerror or str(error)
             self.loss.problem = f"newest first and could not be turned round: {reason}"
+
+
+def _layout_of(head: bytes, clock: Clock, *, live: bool) -> Layout | None:
+    """The layout of a source that begins with these bytes, where its records stand behind what no form knows."""
+    texts = head[:_HEAD].decode("utf-8", "replace").split("\n")[:_HEAD_LINES]
+    texts = [text.rstrip("\r") for text in texts]
+    if any(parse_header(strip_ansi(text)) is not None for text in texts[:_FEW_LINES]):
+        return None
+    unwrapper = Unwrapper(clock)
+    unwrapper.survey(texts[:SAMPLE])
+    return layout_of(unwrapper.feed_block(1, texts), clock, live=live)
 
 
 def _placed(pieces: Iterator[TextBlock | list[Line]], place: Outer) -> Iterator[TextBlock | list[Line]]:

@@ -446,13 +446,13 @@ def mark_told_again(found: Structure) -> None:
     known: dict[str, int] = {}
     codes = np.zeros(len(found.header), np.int64)
     open_ = np.zeros(len(found.header), np.bool_)  # a client may have written in it
-    kinds: NDArray[np.int64] = np.zeros(len(found.header), np.int64)
+    kinds: Rows = np.zeros(len(found.header), np.int64)
     for speech in found.alike.speeches:
         one = speech.beginning
         text = "\x1f".join(map(str, (one.process, one.pid, one.level, one.origin)))
         codes[speech.rows] = known.setdefault(text, len(known) + 1)
-        open_[speech.rows] = not is_servers_own(one.family, one.variant)
-        kinds[speech.rows] = 1 + FAMILIES.index(one.family)
+        open_[speech.rows] = not families.is_servers_own(one.family, one.variant)
+        kinds[speech.rows] = 1 + families.FAMILIES.index(one.family)
     if len(found.records):
         parts = [pl.col(name).cast(pl.String()).fill_null("None") for name in ("process", "pid", "level", "origin")]
         texts = found.records.select(pl.concat_str(parts, separator="\x1f")).to_series()
