@@ -331,7 +331,23 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
     ("worker_exc", "V1", "0.7.0..0.33.0", _TRACE, "WorkerProc hit an exception...", "WorkerProc hit an exception."),
 )
 
+# argparse's last word on a command line, printed before anything is logged.
+_USAGE_ERRORS = tuple(
+    Format(
+        "runtime",
+        "usage_error",
+        "any",
+        "0.1.0..0.33.0",
+        "stderr",
+        f"{program}: error: {{error:s}}",
+        f"{program}: error: unrecognized arguments: --max-num-seq",
+        foreign=True,
+    )
+    for program in ("vllm serve", "vllm", "api_server.py", "vllm.entrypoints.openai.api_server")
+)
+
 FORMATS = (
+    *_USAGE_ERRORS,
     *(
         _format(variant, engine, versions, level, template, example or template)
         for variant, engine, versions, level, template, example in _ROWS

@@ -37,6 +37,11 @@ WARNING_LEVELS = ("WARNING", *_ERROR_LEVELS)
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
 )
+_MAX_ROWS = 4
+# A traceback echoes the source: `raise ValueError("No available memory for the cache blocks. "`.
+_RAISE = re.compile(r"(?m)^ {2,40}raise ([A-Za-z_]\w{0,60})\(")
+_LITERAL = re.compile(r"[fr]{0,2}(?:\"([^\"\\\n]*)\"|'([^'\\\n]*)')")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _OTHER_ENGINES = (
     ("SGLang", re.compile(r"#running-req: |#queue-req: |#new-token: |Retract requests")),
     ("TGI", re.compile(r"text_generation_(?:router|launcher|server)")),
@@ -173,7 +178,7 @@ class SourceReader:
         """The events of one record and of the lines without prefix that followed it."""
         self.coverage.client_text += record.passed_over
         if record.header is None:
-            yield from self.foreign(record, record.lines[0])
+            yield from self._foreigners(record, [*record.lines, *record.tail])
         else:
             yield from self._record(record)
 
@@ -204,13 +209,19 @@ class SourceReader:
                 other = families.Match("other", "other", {"message": record.message})
                 yield self._event(record, other, record.number, time)
                 self.coverage.events -= 1
-        for part in record.tail[used:]:
-            yield from self.foreign(record, part)
+        yield from self._foreigners(record, record.tail[used:])
 
-    def foreign(self, record: Record, part: RecordText) -> Iterator[Event]:
+    def _foreigners(self, record: Record, parts: Sequence[RecordText]) -> Iterator[Event]:
+        """Lines without prefix; an exception's last line may have been wrapped."""
+        at = 0
+        while at < len(parts):
+            found, used = _wrapped_exception(parts[at : at + 1 + _MAX_ROWS])
+            yield from self.foreign(record, parts[at], found)
+            at += 1 + used
+
+    def foreign(self, record: Record, part: RecordText, found: families.Match | None = None) -> Iterator[Event]:
         """A line without prefix: an access line, the end of a traceback, or nothing known."""
-        found = None
-        if families.GATE.search(part.text):
+        if found is None and families.GATE.search(part.text):
             found = families.match(part.text, prefixed=False)
         if found is None:
             self.coverage.foreign_lines += 1
@@ -293,6 +304,8 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
         for part in reversed(record.lines):
             if families.GATE.search(part.text) and (found := families.match(part.text, prefixed=False)):
                 return found, part.number, 0
+    if header is not None and header.level in _ERROR_LEVELS and (echo := _echo(record)) is not None:
+        return echo, record.number, 0
     message = record.message
     if not families.GATE.search(message):
         return (*_with_tail(record, None, message),)
@@ -300,6 +313,41 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
     if record.tail and len(record.lines) == 1:
         return (*_with_tail(record, found, message),)
     return found, record.number, 0
+
+
+def _wrapped_exception(parts: Sequence[RecordText]) -> tuple[families.Match | None, int]:
+    """What an exception's last line says together with the rows after it, and how many of them belong to it."""
+    text = parts[0].text
+    if len(parts) < 2 or not _EXCEPTION.match(text):
+        return None, 0
+    best = families.match(text, prefixed=False) if families.GATE.search(text) else None
+    if best is not None:
+        return best, 0
+    for count, part in enumerate(parts[1:], 1):
+        if not part.text.strip() or _EXCEPTION.match(part.text):
+            break
+        for glue in ("", " "):
+            joined = text + glue + part.text
+            found = families.match(joined, prefixed=False) if families.GATE.search(joined) else None
+            if found is not None:
+                return found, count
+        text += part.text
+    return None, 0
+
+
+def _echo(record: Record) -> families.Match | None:
+    """The error that a traceback's echo of the source names, where the exception itself was cut off: which, not with what numbers."""
+    if any(_EXCEPTION.match(part.text) for part in record.lines):
+        return None
+    text = "\n".join(part.text for part in record.lines)
+    raised = _RAISE.search(text)
+    if raised is None:
+        return None
+    words = "".join(found[1] or found[2] or "" for found in _LITERAL.finditer(text, raised.end()))
+    found = families.match(f"{raised[1]}: {_PLACEHOLDER.sub('0', words)}", prefixed=False)
+    if found is not None:
+        found.fields.update({name: None for name in found.fields if name != "error"})
+    return found
 
 
 def _with_tail(record: Record, found: families.Match | None, message: str) -> tuple[families.Match | None, int, int]:

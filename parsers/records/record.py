@@ -74,6 +74,7 @@ _CLIENT_FACING = re.compile(r"(?:.*/)?(?:serving\w*|(?:request_)?logger)\.py:")
 # First lines of messages that vLLM prints over several lines.
 OPENER = re.compile(r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in ")
 _MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$|  +(?:File \"|raise )")
+_RAISED = re.compile(r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception): ")
 # A record may be glued to these.
 _PROGRESS = re.compile(r"\d{1,3}%\||(?:it/s|s/it)[^\]]{0,40}\]\s*$")
 _ACCESS = re.compile(
@@ -333,8 +334,8 @@ class Assembler:
         pending = self.pending
         if (
             pending is not None
-            and pending.header is not None
             and tags.start == 0
+            and not (pending.header is None and not text.strip())
             and len(pending.tail) < MAX_TAIL
             and place_of(pending.outer) == place_of(line.outer)
         ):
@@ -342,7 +343,11 @@ class Assembler:
             return
         yield from self._flush()
         part = RecordText(line.number, text[tags.start :])
-        yield Record([part], None, tags.process, tags.pid, tags.actors, line.outer)
+        foreign = Record([part], None, tags.process, tags.pid, tags.actors, line.outer)
+        if tags.start and _RAISED.match(part.text):  # a terminal may have wrapped it
+            self.pending = foreign
+        else:
+            yield foreign
 
     def _hold(self, line: Line) -> Iterator[Record]:
         """Client text, unless the record that printed it turns out to be cut: wait for the end of that record."""

@@ -301,6 +301,9 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
         memory = runtime.filter(pl.col("variant").str.contains("oom"))
         if memory.height:
             return "out of GPU memory while it started", evidence_of(memory, context.texts)
+        refused = runtime.filter(pl.col("variant") == "usage_error")
+        if refused.height:
+            return f"its command line was refused: {refused['error'][-1]}", evidence_of(refused, context.texts)
     if context.exceptions:
         last = context.exceptions[-1]
         return _plain(last.text), tuple(context.exceptions[-3:])
