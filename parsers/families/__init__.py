@@ -2,7 +2,7 @@
 
 `match` finds the format of a message by its first word, then by the few templates that begin with it; `GATE` and `ANCHORS` let a
 caller skip most lines before that; `FORMATS` is the table of all formats (family, variant, versions); `schema` gives the frame of a
-family's fields.
+family's fields. `CLIENT_TEXT` says which parts of a message a client can write.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import regex
 
@@ -31,7 +31,21 @@ from parsers.families.formats import Fields, Format, Kind, Match, first_word
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["ANCHORS", "FAMILIES", "FORMATS", "GATE", "Fields", "Format", "Match", "columns", "match", "schema"]
+__all__ = [
+    "ANCHORS",
+    "CLIENT_TEXT",
+    "FAMILIES",
+    "FORMATS",
+    "GATE",
+    "ClientText",
+    "Fields",
+    "Format",
+    "Match",
+    "columns",
+    "is_servers_own",
+    "match",
+    "schema",
+]
 
 _MODULES = {
     "preemption": preemption,
@@ -85,6 +99,44 @@ def _anchors() -> tuple[str, ...]:
 
 ANCHORS: tuple[str, ...] = _anchors()
 GATE: re.Pattern[str] = re.compile("|".join(map(re.escape, ANCHORS)))
+
+
+class ClientText(NamedTuple):
+    """`parts` are fields of the family's `variants` that a client can write; `printed` says how they come into the line.
+
+    All other formats are the server's own words, numbers and settings. A message that no family knows may hold anything.
+    """
+
+    family: str
+    variants: tuple[str, ...]
+    parts: tuple[str, ...]
+    printed: str
+
+
+_RAW = "as it was sent"
+_REPR = "as a Python repr, line breaks escaped"
+_LIVES = ("added", "aborted", "finished", "req_aborted", "req_failed", "queue_full")
+
+CLIENT_TEXT = (
+    ClientText("request", ("received", "details", "generated", *_LIVES), ("request_id",), _RAW),
+    ClientText("request", ("aborted",), ("request_ids",), _RAW),
+    ClientText("request", ("received", "details"), ("prompt",), _REPR),
+    ClientText("request", ("received",), ("params", "lora_request"), _REPR),
+    ClientText("request", ("generated",), ("output",), _REPR),
+    ClientText("request", ("req_failed",), ("error",), _RAW),
+    ClientText("preemption", ("v0_preempt_warning",), ("request_id",), _RAW),
+    ClientText("shutdown", ("httpstop",), ("request_id",), _RAW),
+    ClientText("kv_sizing", ("simple_offload",), ("request_id",), _RAW),
+    ClientText("http", ("access",), ("path",), "percent-encoded, without blanks"),
+    ClientText("runtime", ("worker_exc", "coredied", "output_handler", "dead"), ("error",), "the text of an exception"),
+    ClientText("runtime", ("dump",), ("scheduler_output",), "the repr of what the step was given, request ids in it"),
+)
+_OPEN = frozenset((row.family, variant) for row in CLIENT_TEXT for variant in row.variants)
+
+
+def is_servers_own(family: str, variant: str) -> bool:
+    """Whether no client can write into messages of this format."""
+    return (family, variant) not in _OPEN
 
 
 def columns(family: str) -> Mapping[str, Kind]:

@@ -12,7 +12,7 @@ What a client can write never opens a record (`Record.passed_over` counts what l
 * A request's record is open until the prompt's or the output's quote is closed and the server's words follow. If a later line
   closes it, all between is client text, whatever it looks like; if none does to the stream's end, the line was cut.
 * A second record within a line of the source (glued on, after a carriage return, in an entry of several lines) is looked for only
-  behind text that is the server's own (`parsers.families.client_text`).
+  behind text that is the server's own (`parsers.families.CLIENT_TEXT`).
 * One statement of vLLM's code prints one kind of message: a line with the very prefix of a record that may hold client text, but
   with another kind of message, is a further line of that text.
 """
@@ -28,7 +28,6 @@ from datetime import datetime
 from typing import IO, Union
 
 from parsers import families
-from parsers.families.client_text import is_servers_own
 from parsers.lines import Line, Outer, packed, unpacked
 from parsers.records.prefix import Header, Stamp, find_glued, parse_header, split_repeated, split_tags, strip_ansi
 
@@ -453,7 +452,7 @@ def is_told_again(pending: Record, header: Header, message: str) -> bool:
         return False
     before = families.match(pending.message, prefixed=True)
     if before is not None:
-        return said.family != before.family and not is_servers_own(before.family, before.variant)
+        return said.family != before.family and not families.is_servers_own(before.family, before.variant)
     return said.family in _NO_ERRORS or _CLIENT_FACING.match(header.origin) is not None
 
 
@@ -463,7 +462,7 @@ _NO_ERRORS = frozenset(("stats", "iteration", "preemption", "request", "startup"
 def _is_servers(message: str) -> bool:
     """Whether a message is known, and all of it the server's own."""
     said = families.match(message, prefixed=True) if families.GATE.search(message) else None
-    return said is not None and is_servers_own(said.family, said.variant)
+    return said is not None and families.is_servers_own(said.family, said.variant)
 
 
 def glued_at(text: str, header: Header | None) -> int:

@@ -22,16 +22,7 @@ from parsers.reading.in_bulk.envelope_facts import KnownEnvelopes, Outers, joine
 from parsers.reading.in_bulk.messages import Memory, messages_of
 from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, mark_told_again, structure_of
 from parsers.records.prefix import Header, parse_header, strip_ansi
-from parsers.records.record import (
-    Assembler,
-    PlaceKey,
-    Record,
-    as_begun,
-    assembler_of,
-    is_open,
-    is_told_again,
-    place_of,
-)
+from parsers.records.record import Assembler, PlaceKey, Record, as_begun, assembler_of, is_open, is_told_again, place_of
 
 __all__ = ["Bulk", "Evidence", "ReadOn", "read_frames"]
 BLOCK = 1 << 23
