@@ -338,7 +338,7 @@ _USAGE_ERRORS = tuple(
         "usage_error",
         "any",
         "0.1.0..0.33.0",
-        "stderr",
+        "ERROR (on standard error)",
         f"{program}: error: {{error:s}}",
         f"{program}: error: unrecognized arguments: --max-num-seq",
         foreign=True,
