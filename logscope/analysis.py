@@ -10,21 +10,25 @@ from typing import Any
 
 import polars as pl
 
-from logscope.diagnosis.advice import Advice, advise, plain_advice
-from logscope.diagnosis.candidates import candidates
+from logscope.diagnosis.advice import NOT_REPLAYED, Advice, advise, plain_advice
+from logscope.diagnosis.candidates import candidates, queue_caps
 from logscope.diagnosis.findings import Context, context_of, find_all
 from logscope.diagnosis.findings.pressure import engine_imbalance
 from logscope.diagnosis.findings.replayed import replay_findings
+from logscope.diagnosis.findings.visibility import not_replayed
 from logscope.diagnosis.long_logs import replay_worst
 from logscope.diagnosis.spikes import Spike, find_spikes
-from logscope.diagnosis.verdict import RANK, pressure_of_windows, verdict_of
+from logscope.diagnosis.verdict import RANK, settled, verdict_of
 from logscope.errors import LogscopeError, fault_of
-from logscope.evidence.finding import Finding
+from logscope.evidence.finding import Finding, by_severity
 from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions
+from logscope.evidence.pressure import pressure_of_windows, seats_seen
+from logscope.evidence.windows import stats_windows
 from logscope.inference.effort import Effort
 from logscope.inference.result import InferredReplay
 from logscope.log.frames import LogFrames
 from logscope.server.engines import EngineLog, engine_logs
+from logscope.server.scenario import flag_text
 
 __all__ = ["Analysis", "EngineResult", "Preemptions", "analyze", "engine_result", "with_imbalance", "worst_of"]
 
@@ -112,7 +116,8 @@ def with_imbalance(results: Sequence[EngineResult]) -> list[EngineResult]:
         finding = engine_imbalance([(results[i].log.facts, results[i].windows) for i in members])
         if finding is not None:
             first = found[members[0]]
-            found[members[0]] = replace(first, findings=tuple(_ordered([*first.findings, finding])))
+            said = settled(first.verdict, [*first.findings, finding])
+            found[members[0]] = replace(first, findings=tuple(by_severity(said)))
     return found
 
 
@@ -120,6 +125,7 @@ def engine_result(
     data: LogFrames, log: EngineLog, effort: Effort, *, replay: bool = True, with_advice: bool = True
 ) -> EngineResult:
     """What is said of one engine; see `analyze`."""
+    log = with_seats_seen(log)
     facts = log.facts
     warnings = log.get("preemption")
     warned = None if warnings is None else warnings.filter(pl.col("variant") == "v0_preempt_warning")
@@ -147,16 +153,20 @@ def engine_result(
     slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
     pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
-    advice = plain_advice(facts, findings)
-    if answer is not None and answer.fair and with_advice:
+    fair = answer is not None and answer.fair
+    advice = plain_advice(context, findings, verdict, replayed=fair)
+    prompt, generation = _throughput(context.windows)
+    if answer is not None and fair and with_advice:
         replayed, found, failed = _try_advise(context, answer, spikes, verdict, findings, effort)
         advice += replayed
         findings = [*_merged(findings, found), *portion, *failed]
-    prompt, generation = _throughput(context.windows)
+    elif answer is None and failure is None and not declined:
+        findings += not_replayed(context, asked=replay)
+    findings = settled(verdict, findings)
     return EngineResult(
         log,
         context,
-        tuple(_ordered(findings)),
+        tuple(by_severity(findings)),
         verdict,
         pressure,
         preemptions,
@@ -167,6 +177,18 @@ def engine_result(
         declined=declined,
         spikes=spikes,
     )
+
+
+def with_seats_seen(log: EngineLog) -> EngineLog:
+    """The log with max_num_seqs as its queue gives it away, where no line and no user tells it."""
+    facts = log.facts
+    if facts.basis.get("max_num_seqs") in ("measured", "given"):
+        return log
+    seats = seats_seen(stats_windows(log.get("stats")))
+    if seats is None or seats == facts.config.get("max_num_seqs"):
+        return log
+    config, basis = {**facts.config, "max_num_seqs": seats}, {**facts.basis, "max_num_seqs": "inferred"}
+    return replace(log, facts=replace(facts, config=config, basis=basis))
 
 
 def _poor_fit(answer: InferredReplay) -> Finding:
@@ -207,8 +229,21 @@ def _advise(
         return [], replay_findings(context, answer, spikes, None, [])
     out_of_memory = any(f.id == "runtime-oom" for f in findings)
     tried = candidates(context, verdict, out_of_memory=out_of_memory)
-    advice, now, free = advise(context.log.facts, tried, answer.samples.predict, answer.screening.predict, effort.map)
-    return advice, replay_findings(context, answer, spikes, now, free)
+    advice, now, free = advise(
+        context.log.facts, tried, answer.samples.predict, answer.screening.predict, effort.map, verdict
+    )
+    found = replay_findings(context, answer, spikes, now, free)
+    if any(f.id == "overload" for f in found):
+        advice += _caps(context, answer, now)
+    return advice, found
+
+
+def _caps(context: Context, answer: InferredReplay, now: Mapping[str, Any]) -> list[Advice]:
+    """A bound for the queue of a server to which more comes than it can serve."""
+    facts, ends = context.log.facts, now["duration_s"]
+    refused = max(0.0, 1 - answer.arriving_s / ends) if ends else 0.0
+    caps = queue_caps(facts, _throughput(context.windows)[0], refused)
+    return [Advice(c, flag_text(facts, c.changes), NOT_REPLAYED, NOT_REPLAYED, 0.0, basis="rule") for c in caps]
 
 
 def _merged(findings: Sequence[Finding], replayed: Sequence[Finding]) -> list[Finding]:
@@ -217,11 +252,6 @@ def _merged(findings: Sequence[Finding], replayed: Sequence[Finding]) -> list[Fi
     kept = [f for f in findings if f.id not in ids or f.proves or f.id == "kv-preemption"]
     said = {f.id for f in kept}
     return kept + [f for f in replayed if f.id not in said]
-
-
-def _ordered(findings: Sequence[Finding]) -> list[Finding]:
-    rank = {"critical": 0, "warning": 1, "info": 2}
-    return sorted(findings, key=lambda f: rank.get(f.severity, 3))
 
 
 def _throughput(windows: pl.DataFrame | None) -> tuple[float | None, float | None]:

@@ -20,7 +20,7 @@ def test_nothing_is_nothing_and_not_zero() -> None:
 
 def test_warnings_alone_are_their_bounds() -> None:
     found = combine(Logged(51, 100), None)
-    assert (found.low, found.value, found.high, found.basis) == (51, 75.5, 100, "measured")
+    assert (found.low, found.value, found.high, found.basis) == (51, None, 100, "measured")  # bounds, no count
 
 
 def test_without_an_upper_bound_there_is_none() -> None:

@@ -1,4 +1,4 @@
-"""Advice: each candidate replayed, both sides of the trade kept, ranked by the tail.
+"""Advice: each candidate replayed, both sides of the trade kept, ranked by what the verdict complains of.
 
 Advice that needs no replay: what a failed start or a memory error asks for by its own numbers.
 """
@@ -10,17 +10,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from logscope.diagnosis.candidates import Candidate
+from logscope.diagnosis.candidates import Candidate, rules_of_thumb
+from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding
 from logscope.inference.effort import Mapper, serially
 from logscope.server.engines import EngineFacts
 from logscope.server.scenario import Scenario, flag_text, scenario_of
 from logscope.server.settings import SettingError
+from logscope.wording import LOST_TO
 
 __all__ = ["NOT_REPLAYED", "Advice", "Predict", "advise", "overloaded", "plain_advice"]
 Predict = Callable[["Scenario | None"], Mapping[str, Any]]
 """Replays a scenario (None: the present configuration) and gives whatif's keys of the contract."""
 
+MEASURES = {
+    "TTFT p50": "ttft_s.p50",
+    "TTFT p99": "ttft_s.p99",
+    "E2E p50": "e2e_s.p50",
+    "E2E p99": "e2e_s.p99",
+    "throughput": "generation_tokens_per_s",
+}
+FLOW = "generation_tokens_per_s"
+COMPLAINTS = {"seat-limit": "ttft_s.p50"}
+"""The figure that a verdict complains of, by which its advice is ranked; of all others E2E p99."""
+
+MIN_WORSE = 0.05
 MIN_GAIN = 0.05
 MAX_LOSS = 0.10
 MIN_SECONDS = 0.25
@@ -29,7 +43,10 @@ OVERLOAD_STRETCH = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change that helps, with what the replay says of both sides."""
+    """One change that helps, with what the replay says of both sides; or a rule of thumb where nothing was replayed.
+
+    `ranked_by` names the figure by which the replayed ones stand in their order (`e2e_s.p99`).
+    """
 
     candidate: Candidate
     flag: str | None
@@ -37,19 +54,44 @@ class Advice:
     scenario: Mapping[str, Any]
     score: float
     notes: tuple[str, ...] = ()
+    basis: str = "replayed"
+    ranked_by: str | None = None
 
     def document(self) -> dict[str, Any]:
         """The contract's advice object."""
-        trade = " ".join([self.candidate.trade, *(f"Assumed: {n}." for n in self.notes)])
+        replayed = self.basis == "replayed"
+        trade = [self._worse(), self.candidate.risk] if replayed else [self.candidate.trade]
         return {
             "flag": self.flag,
             "set": dict(self.candidate.changes),
             "cost": self.candidate.cost,
             "why": self.candidate.why,
-            "trade": trade,
+            "trade": " ".join([*filter(None, trade), *(f"Assumed: {n}." for n in self.notes)]),
+            "basis": self.basis,
+            "ranked_by": self.ranked_by,
             "baseline": dict(self.baseline),
-            "scenario": dict(self.scenario),
+            "scenario": dict(self.scenario) if replayed else None,
         }
+
+    def _worse(self) -> str:
+        """The measures that get worse in the replay, the largest change first."""
+        changes = []
+        for words, path in MEASURES.items():
+            before, after = _figure(self.baseline, path), _figure(self.scenario, path)
+            if before is None or after is None:
+                continue
+            more = (after - before) / max(before, MIN_SECONDS) if path != FLOW else (before - after) / max(before, 1.0)
+            if more > MIN_WORSE and (path == FLOW or after - before >= MIN_SECONDS):
+                changes.append(
+                    (
+                        more,
+                        f"{words} {'falls' if path == FLOW else 'rises'} by {abs(after - before) / before:.0%}"
+                        if before
+                        else words,
+                    )
+                )
+        said = [text for _, text in sorted(changes, reverse=True)]
+        return f"{', '.join(said)}." if said else "No latency or throughput gets worse in the replay."
 
 
 def advise(
@@ -58,6 +100,7 @@ def advise(
     predict: Predict,
     screen: Predict | None = None,
     mapper: Mapper = serially,
+    verdict: str = "",
 ) -> tuple[list[Advice], Mapping[str, Any], list[Mapping[str, Any]]]:
     """Replay the candidates and keep those that help, the best value of each setting; also the figures that they were screened against, and those of every free change.
 
@@ -65,10 +108,11 @@ def advise(
     `mapper` does the replays of several changes; whoever does them, the answer is the same.
 
     A change helps where the E2E or TTFT p99 falls by 5 % (and a quarter of a second) at no loss of more than a tenth in the other, nor in
-    throughput. Free changes come first, then by the gain in both tails.
+    throughput. What the verdict itself asks for (`Candidate.always`) is kept whatever the tail does. Free changes come first, then by
+    the gain in the figure that `verdict` complains of.
     """
     screen = screen or predict
-    first = screen(None)
+    first, ranked_by = screen(None), COMPLAINTS.get(verdict, "e2e_s.p99")
     best: dict[tuple[str, ...], tuple[float, Candidate, Scenario]] = {}
     free: list[Mapping[str, Any]] = []
     possible = list(_possible(facts, tried))
@@ -76,7 +120,7 @@ def advise(
     for (candidate, scenario), after in zip(possible, screened, strict=True):
         if candidate.cost == "free":
             free.append(after)
-        gain = _gain(first, after)
+        gain = _gain(first, after, ranked_by, candidate.always)
         key = tuple(candidate.changes)
         if gain is not None and (key not in best or gain > best[key][0]):
             best[key] = (gain, candidate, scenario)
@@ -85,10 +129,10 @@ def advise(
     kept = [(candidate, scenario) for _, candidate, scenario in best.values()]
     replayed = mapper(predict, [scenario for _, scenario in kept])
     for (candidate, scenario), after in zip(kept, replayed, strict=True):
-        gain = _gain(baseline, after)
+        gain = _gain(baseline, after, ranked_by, candidate.always)
         if gain is not None:
             flag = flag_text(facts, candidate.changes)
-            found.append(Advice(candidate, flag, baseline, after, gain, scenario.notes))
+            found.append(Advice(candidate, flag, baseline, after, gain, scenario.notes, ranked_by=ranked_by))
     return sorted(found, key=lambda a: (a.candidate.cost != "free", -a.score)), first, free
 
 
@@ -101,8 +145,15 @@ def _possible(facts: EngineFacts, tried: Sequence[Candidate]) -> Iterator[tuple[
         yield candidate, scenario
 
 
-def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Logarithmic gain of the tails; None where the change does not help, or hurts elsewhere too much."""
+def _figure(side: Mapping[str, Any], path: str) -> float | None:
+    name, _, point = path.partition(".")
+    value = side[name][point] if point else side[name]
+    return float(value) if value is not None else None
+
+
+def _gain(before: Mapping[str, Any], after: Mapping[str, Any], ranked_by: str, always: bool) -> float | None:
+    """Logarithmic gain in the figure that decides; None where the change does not help, or hurts elsewhere too much."""
+    complaint = _figure(before, ranked_by), _figure(after, ranked_by)
     changes = {}
     for name in ("e2e_s", "ttft_s"):
         a, b = before[name]["p99"], after[name]["p99"]
@@ -114,11 +165,11 @@ def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
         return None
     helps = any(b < (1 - MIN_GAIN) * a and a - b >= MIN_SECONDS for a, b in changes.values())
     hurts = any(b > (1 + MAX_LOSS) * a and b - a >= MIN_SECONDS for a, b in changes.values())
-    if not helps or hurts:
+    if (not helps or hurts) and not always:
         return None
-    (e2e_a, e2e_b), (ttft_a, ttft_b) = changes["e2e_s"], changes["ttft_s"]
-    floor = MIN_SECONDS
-    return math.log((e2e_a + floor) / (e2e_b + floor)) + 0.5 * math.log((ttft_a + floor) / (ttft_b + floor))
+    if complaint[0] is None or complaint[1] is None:
+        return None
+    return math.log((complaint[0] + MIN_SECONDS) / (complaint[1] + MIN_SECONDS))
 
 
 def overloaded(baseline: Mapping[str, Any], free: Sequence[Mapping[str, Any]], arrivals_s: float) -> bool:
@@ -141,12 +192,17 @@ NOT_REPLAYED: dict[str, Any] = {
 """The keys of a prediction where there is none."""
 
 LESS_MEMORY = 0.05
+KV_FINDINGS = frozenset(("kv-admission-wait", "kv-filling", "kv-preemption"))
 
 
-def plain_advice(facts: EngineFacts, findings: list[Finding]) -> list[Advice]:
-    """The changes that a finding names by itself, in the flags of the detected version."""
+def plain_advice(context: Context, findings: Sequence[Finding], verdict: str, *, replayed: bool) -> list[Advice]:
+    """The changes that a finding names by itself, in the flags of the detected version; where nothing was `replayed`, also rules of thumb."""
+    facts = context.log.facts
     tried: list[Candidate] = []
     by_id = {f.id: f for f in findings}
+    complaint = verdict if verdict in LOST_TO else "kv-capacity" if by_id.keys() & KV_FINDINGS else None
+    if complaint is not None and not replayed:
+        tried += rules_of_thumb(context, complaint, out_of_memory="runtime-oom" in by_id)
     if "startup-kv-too-small" in by_id:
         tried += _start(facts, by_id["startup-kv-too-small"])
     if "runtime-oom" in by_id:
@@ -154,8 +210,8 @@ def plain_advice(facts: EngineFacts, findings: list[Finding]) -> list[Advice]:
     found = []
     for candidate in tried:
         flag = flag_text(facts, candidate.changes)
-        if flag is not None:
-            found.append(Advice(candidate, flag, NOT_REPLAYED, NOT_REPLAYED, 0.0))
+        if flag is not None or "replicas" in candidate.changes:
+            found.append(Advice(candidate, flag, NOT_REPLAYED, NOT_REPLAYED, 0.0, basis="rule"))
     return found
 
 

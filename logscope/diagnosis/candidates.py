@@ -12,33 +12,41 @@ from logscope.evidence.context import Context
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["Candidate", "candidates", "queue_caps", "rules_of_thumb"]
 
 MAX_UTILIZATION = 0.95
 UTILIZATION_STEP = 0.03
 BUSY_KV_PCT = 90.0
 MIN_BUDGET = 256
+ROOM_TO_GROW = 0.8
+TARGET_TTFT_S = 10.0
+"""Time to the first token that a queue cap is made for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One change. `cost` is "free" or "gpu"; `why` and `trade` are sentences for people."""
+    """One change. `cost` is "free" or "gpu"; `why` and `trade` are sentences for people, `risk` is what a replay cannot show.
+
+    `always`: what the verdict itself asks for, shown with both sides even where the tail does not gain.
+    """
 
     changes: dict[str, Any]
     cost: str
     why: str
     trade: str
+    risk: str = ""
+    always: bool = False
 
 
-def candidates(context: Context, verdict: str, *, out_of_memory: bool) -> list[Candidate]:
+def candidates(context: Context, verdict: str, *, out_of_memory: bool, replayed: bool = True) -> list[Candidate]:
     """The changes to try for a verdict, in the order free, then GPUs; each has a flag in the detected version or is a size that the log names.
 
-    With `out_of_memory` nothing that gives the KV cache more of the GPU's memory is among them.
+    With `out_of_memory` nothing that gives the KV cache more of the GPU's memory is among them; without `replayed` also what no replay could try.
     """
     facts = context.log.facts
     found: list[Candidate] = []
     if verdict in ("kv-capacity", "not-enough-evidence", "overload"):
-        found += _more_blocks(context, out_of_memory)
+        found += _more_blocks(context, out_of_memory, replayed)
         found += _fewer_seats(context)
         found += _watermark(facts)
     if verdict == "seat-limit":
@@ -51,6 +59,18 @@ def candidates(context: Context, verdict: str, *, out_of_memory: bool) -> list[C
     return [c for c in found if _possible(facts, c)]
 
 
+def rules_of_thumb(context: Context, verdict: str, *, out_of_memory: bool) -> list[Candidate]:
+    """The changes to name where nothing could be replayed: one value of each setting, none that the log speaks against."""
+    found: dict[tuple[str, ...], Candidate] = {}
+    crowd = _crowd(context) or 0
+    for candidate in candidates(context, verdict, out_of_memory=out_of_memory, replayed=False):
+        key = tuple(candidate.changes)
+        # Of several values the smallest step; of seats what the full cache carried, less some room to grow.
+        if key not in found or candidate.changes.get("max_num_seqs") == max(1, round(crowd * ROOM_TO_GROW)):
+            found[key] = candidate
+    return list(found.values())
+
+
 def _possible(facts: EngineFacts, candidate: Candidate) -> bool:
     return all(
         name in ("num_blocks", "replicas") or flag_for(name, facts.version, engine=facts.engine) is not None
@@ -58,7 +78,7 @@ def _possible(facts: EngineFacts, candidate: Candidate) -> bool:
     )
 
 
-def _more_blocks(context: Context, out_of_memory: bool) -> Iterator[Candidate]:
+def _more_blocks(context: Context, out_of_memory: bool, replayed: bool) -> Iterator[Candidate]:
     facts = context.log.facts
     profiled = _profiled_blocks(context)
     if profiled and facts.kv.num_blocks and profiled > facts.kv.num_blocks:
@@ -72,7 +92,14 @@ def _more_blocks(context: Context, out_of_memory: bool) -> Iterator[Candidate]:
     if out_of_memory:
         return
     share, on_gpu = facts.config.get("gpu_memory_utilization"), facts.device not in ("CPU",)
-    if on_gpu and share and share < MAX_UTILIZATION and facts.more.get("total_gpu_gib"):
+    if on_gpu and not share and not replayed:
+        yield Candidate(
+            {"gpu_memory_utilization": MAX_UTILIZATION},
+            "free",
+            "More of the GPU's memory becomes KV cache, where it is lower now (0.9 by default).",
+            "Less headroom for activations: too much ends in an out-of-memory error.",
+        )
+    if on_gpu and share and share < MAX_UTILIZATION and (facts.more.get("total_gpu_gib") or not replayed):
         for value in (round(share + UTILIZATION_STEP, 3), MAX_UTILIZATION):
             if share < value <= MAX_UTILIZATION:
                 yield Candidate(
@@ -80,12 +107,14 @@ def _more_blocks(context: Context, out_of_memory: bool) -> Iterator[Candidate]:
                     "free",
                     "More of the GPU's memory becomes KV cache.",
                     "Less headroom for activations: too much ends in an out-of-memory error.",
+                    "Less headroom for activations: too much ends in an out-of-memory error.",
                 )
     if on_gpu and facts.config.get("kv_cache_dtype") in (None, "auto"):
         yield Candidate(
             {"kv_cache_dtype": "fp8"},
             "free",
             "An 8-bit KV cache holds twice the tokens in the same memory.",
+            "Accuracy may fall a little, and it needs a GPU and an attention backend with fp8.",
             "Accuracy may fall a little, and it needs a GPU and an attention backend with fp8.",
         )
 
@@ -110,16 +139,16 @@ def _crowd(context: Context) -> int | None:
 
 def _fewer_seats(context: Context) -> Iterator[Candidate]:
     crowd, seats = _crowd(context), context.log.facts.config.get("max_num_seqs")
-    if crowd is None or not seats:
+    if crowd is None:
         return
-    values = sorted({max(1, round(crowd * share)) for share in (0.5, 0.65, 0.8, 1.0)})
+    values = sorted({max(1, round(crowd * share)) for share in (0.5, 0.65, ROOM_TO_GROW, 1.0)})
     for value in values:
-        if value < seats:
+        if seats is None or value < seats:
             yield Candidate(
                 {"max_num_seqs": value},
                 "free",
-                f"About {crowd} requests run when the cache is full; with {value} seats they stay in it until they are done.",
-                "Requests wait for a seat before their first token instead of being evicted after it.",
+                f"About {crowd} requests run when the cache is full; with max_num_seqs {value} fewer of them are preempted.",
+                "Requests wait before their first token instead of being preempted after it.",
             )
 
 
@@ -130,8 +159,9 @@ def _more_seats(facts: EngineFacts) -> Iterator[Candidate]:
             yield Candidate(
                 {"max_num_seqs": seats * factor},
                 "free",
-                "Requests wait for a seat while KV space is free.",
+                "Requests wait because max_num_seqs is reached, while KV space is free.",
                 "Steps become longer as more requests share them.",
+                always=True,
             )
 
 
@@ -183,7 +213,30 @@ def _gpus(facts: EngineFacts) -> Iterator[Candidate]:
             "gpu",
             f"Each layer is split over {ranks * 2} GPUs: more memory for KV cache, shorter steps.",
             f"{ranks} more GPU{'s' if ranks > 1 else ''}; the ranks wait for each other.",
+            f"{ranks} more GPU{'s' if ranks > 1 else ''}.",
         )
     yield Candidate(
-        {"replicas": 2}, "gpu", "A second copy of the server takes half of the requests.", "Twice the hardware."
+        {"replicas": 2},
+        "gpu",
+        "A second copy of the server takes half of the requests.",
+        "Twice the hardware.",
+        "Twice the hardware.",
     )
+
+
+def queue_caps(
+    facts: EngineFacts, prompt_tps: float | None, refused: float, target_ttft_s: float = TARGET_TTFT_S
+) -> list[Candidate]:
+    """A queue that is no longer than a client would wait: `prompt_tps` is the server's prefill throughput, `refused` the share of requests turned away."""
+    if not prompt_tps or flag_for("max_num_queued_tokens", facts.version, engine=facts.engine) is None:
+        return []
+    tokens = max(1, round(target_ttft_s * prompt_tps, -2 if target_ttft_s * prompt_tps >= 1000 else 0))
+    return [
+        Candidate(
+            {"max_num_queued_tokens": int(tokens)},
+            "free",
+            f"{target_ttft_s:.0f} s of prompts at the {prompt_tps:,.0f} prompt tokens/s of this log may queue; what comes on top is refused at once"
+            " (HTTP 503) instead of waiting.",
+            f"About {refused:.0%} of the requests are refused at this load.",
+        )
+    ]

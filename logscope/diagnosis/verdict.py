@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import polars as pl
 
 from logscope.evidence.finding import Finding
-from logscope.evidence.windows import bound_of
+from logscope.evidence.pressure import bound_of
 from logscope.wording import LOST_TO
 
-__all__ = ["PROVEN", "RANK", "pressure_of_windows", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
-
-MIN_FULL_WINDOWS = 2
+__all__ = ["PROVEN", "RANK", "settled", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
 
 PROVEN = ("startup-kv-too-small", "startup-failed", "runtime-oom", "engine-crash", "engine-stall")
 """Verdicts that the log itself proves, in the order in which they decide."""
+
+UNWELL = frozenset(
+    (
+        "engine-stall",
+        "slow-steps",
+        "kv-filling",
+        "compile-stall",
+        "endless-request",
+        "failed-requests",
+        "kv-leak",
+        "deferred",
+    )
+)
+"""Findings with which, from a warning on, a server is not called healthy."""
 
 RANK = (
     "engine-crash",
@@ -43,11 +56,22 @@ def verdict_of(
     for verdict in PROVEN:
         if verdict in proven:
             return verdict
-    if slow_s is not None and (found := verdict_of_ledger(slow_s)) is not None:
-        return found
-    if "kv-capacity" in proven:
-        return "kv-capacity"
-    return verdict_of_windows(findings, windows, seats)
+    found = verdict_of_ledger(slow_s) if slow_s is not None else None
+    if found is None:
+        found = "kv-capacity" if "kv-capacity" in proven else verdict_of_windows(windows, seats)
+    # A server that crawls, fills up or fails is not seen to do well, whatever its queue.
+    return "not-enough-evidence" if found == "healthy" and _unwell(findings) else found
+
+
+def _unwell(findings: Sequence[Finding]) -> bool:
+    return any(f.id in UNWELL and f.severity != "info" for f in findings)
+
+
+def settled(verdict: str, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings under a verdict: a healthy server's are worth knowing, and nothing to act on."""
+    if verdict != "healthy":
+        return list(findings)
+    return [f if f.severity == "info" else replace(f, severity="info") for f in findings]
 
 
 def verdict_of_ledger(slow_s: Mapping[str, float | None]) -> str | None:
@@ -63,27 +87,18 @@ def verdict_of_ledger(slow_s: Mapping[str, float | None]) -> str | None:
     return max(shares, key=lambda v: shares[v])
 
 
-def verdict_of_windows(findings: Sequence[Finding], windows: pl.DataFrame | None, seats: int | None) -> str:
-    """What the queues alone show: most of the waiting was for seats, or for blocks; or nobody ever waited."""
+def verdict_of_windows(windows: pl.DataFrame | None, seats: int | None) -> str:
+    """What the queues alone show: most of the waiting was for seats, for blocks, or for prompts; or nobody ever waited and tokens came."""
     if windows is None or windows.height < 2:
         return "not-enough-evidence"
     if windows["waiting"].max() == 0:
-        busy = windows.filter(pl.col("full"))
-        return "healthy" if busy.height == 0 else "not-enough-evidence"
+        well = not windows["full"].any() and max(windows["generation_tps"].fill_null(1).to_list()) > 0
+        return "healthy" if well else "not-enough-evidence"
     if windows["aggregated"].any():
         return "not-enough-evidence"  # a mean over engines hides which one is full
     waiting = windows.filter(pl.col("waiting") > 0)
     bound = bound_of(waiting, seats)
-    for kind, verdict in (("seats", "seat-limit"), ("kv", "kv-capacity")):
+    for kind, verdict in (("seats", "seat-limit"), ("kv", "kv-capacity"), ("prefill", "prefill-interference")):
         if (bound == kind).sum() * 2 > waiting.height:
             return verdict
     return "not-enough-evidence"
-
-
-def pressure_of_windows(findings: Sequence[Finding], windows: pl.DataFrame | None) -> str:
-    """`thrash` where logged preemptions repeat, `saturated` where the cache is full with a queue, else `none`."""
-    ids = {f.id: f for f in findings}
-    if "kv-preemption" in ids:
-        return "thrash" if ids["kv-preemption"].severity == "critical" else "saturated"
-    full = 0 if windows is None else (bound_of(windows, None) == "kv").sum()
-    return "saturated" if full >= MIN_FULL_WINDOWS else "none"

@@ -9,9 +9,12 @@ from typing import Any
 
 import polars as pl
 
-__all__ = ["Evidence", "Finding", "evidence_of", "proof", "seconds"]
+__all__ = ["SEVERITIES", "Evidence", "Finding", "by_severity", "evidence_of", "proof", "seconds"]
 
 MAX_EVIDENCE = 5
+
+SEVERITIES = ("critical", "warning", "info")
+"""The contract's severities, worst first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,11 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     proves: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """The worst first, else in their order."""
+    return sorted(findings, key=lambda f: SEVERITIES.index(f.severity) if f.severity in SEVERITIES else len(SEVERITIES))
 
 
 def proof(

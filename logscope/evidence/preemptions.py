@@ -1,8 +1,11 @@
-"""Preemptions that the log itself proves: V0's cumulative warnings and the `Preemptions:` field of patched V1 builds.
+"""Preemptions that the log itself proves: V0's cumulative warnings, the `Preemptions:` field of patched V1 builds, and what the gauges show.
 
 V0 warns at the 1st, 51st, 101st … preemption of a process and prints the count so far (0.4.3 to 0.10.2, core/scheduler.py), so
 a last counter of 101 stands for 101 to 150. The form of the documentation has no counter: one preemption at least.
 Ray folds equal lines of several actors into `[repeated Nx across cluster]`, which hides their counters.
+
+Gauges bound the count from below: each request more in V0's `Swapped` was preempted, and where Running collapses from a full cache
+while as many requests appear in the queue, they were put back there.
 
 How many preemptions: what the log proves and what the replay infers, brought together.
 
@@ -20,8 +23,13 @@ from datetime import datetime
 
 import polars as pl
 
+from logscope.evidence.pressure import NEARLY_FULL_PCT
+from logscope.evidence.windows import stats_windows
+
 __all__ = ["Logged", "Preemptions", "Stretch", "combine", "count_counters", "logged_preemptions"]
 PERIOD = 50
+MIN_PUT_BACK = 3
+PUT_BACK_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +43,19 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """Bounds of the count; `low` None where nothing proves anything, `high` None where there is no upper bound."""
+    """Bounds of the count; `low` None where nothing proves anything, `high` None where there is no upper bound.
+
+    `counted`: warnings or fields told it, not only gauges; `put_back`: requests that went from running to waiting in one interval (a
+    sign, no proof), and `swapped` the most that were in swap space at once.
+    """
 
     low: int | None = None
     high: int | None = None
     timeline: tuple[Stretch, ...] = ()
     lines: tuple[tuple[str, int, str], ...] = field(default=())
+    counted: bool = True
+    put_back: int = 0
+    swapped: int = 0
 
     @property
     def exact(self) -> bool:
@@ -112,9 +127,52 @@ def logged_preemptions(warnings: pl.DataFrame | None, stats: pl.DataFrame | None
             high = None if high is None else high + total
             timeline += _field_timeline(stats)
             lines += [(s, n, "") for s, n in said.filter(pl.col("preemptions") > 0).select("source", "line").rows()]
-    if low is None:
-        return Logged()
-    return Logged(low, high, tuple(timeline), tuple(lines))
+    return _with_gauges(
+        Logged() if low is None else Logged(low, high, tuple(timeline), tuple(lines)), stats, from_start
+    )
+
+
+def _with_gauges(logged: Logged, stats: pl.DataFrame | None, from_start: bool) -> Logged:
+    """Add what Swapped, Running and Waiting tell; where the start is in the log, the first line's Swapped counts too."""
+    windows = stats_windows(stats)
+    if windows is None or windows["aggregated"].any():
+        return logged
+    swaps = _swapped_in(windows, from_start)
+    most = int(windows["swapped"].fill_null(0).max() or 0)  # type: ignore[arg-type]
+    if swaps or most:
+        grown = int(sum(s.value for s in swaps))
+        low = max(logged.low or 0, grown)
+        if logged.low is None:
+            return Logged(low, None, tuple(swaps), counted=False, swapped=most)
+        high = logged.high if logged.high is None else max(logged.high, low)
+        return replace(logged, low=low, high=high, swapped=most)
+    back = _put_back(windows)
+    if logged.low is not None or not back:
+        return logged
+    return replace(logged, timeline=tuple(back), counted=False, put_back=int(sum(s.value for s in back)))
+
+
+def _swapped_in(windows: pl.DataFrame, from_start: bool) -> list[Stretch]:
+    found: list[Stretch] = []
+    before: float | None = 0.0 if from_start else None
+    for start, end, swapped in windows.select("start", "end", "swapped").rows():
+        if swapped is not None:
+            if before is not None and swapped > before:
+                found.append(_between(start, end, swapped - before))
+            before = swapped
+    return found
+
+
+def _put_back(windows: pl.DataFrame) -> list[Stretch]:
+    """Intervals in which Running fell by at least half from a full cache, while Waiting grew by nearly as much."""
+    found: list[Stretch] = []
+    columns = ("start", "end", "running", "waiting", "kv_pct", "interval_s")
+    for here, after in itertools.pairwise(windows.select(columns).iter_rows(named=True)):
+        fall, rise = here["running"] - after["running"], after["waiting"] - here["waiting"]
+        full = (here["kv_pct"] or 0.0) >= NEARLY_FULL_PCT
+        if full and fall >= max(MIN_PUT_BACK, here["running"] / 2) and rise >= PUT_BACK_SHARE * fall:
+            found.append(_between(after["start"], after["end"], float(min(fall, rise))))
+    return found
 
 
 def _warning_timeline(times: list[datetime | None], counters: list[int | None]) -> list[Stretch]:
@@ -153,7 +211,7 @@ _Z = 1.645  # 5th to 95th percentile
 
 @dataclass(frozen=True, slots=True)
 class Preemptions:
-    """The count with its bounds; all None where the log shows nothing and no replay tells.
+    """The count with its bounds; all None where the log shows nothing and no replay tells. `value` is None where only bounds are known.
 
     Where a second witness counted, `inferred` (low, value, high) and `inferred_tokens` keep what the replay says.
     """
@@ -178,13 +236,17 @@ def combine(
     """Bring both together. `inferred` is low, value, high of the replay and `timeline` when they happened in it."""
     if inferred is None:
         if logged.low is None:
-            return Preemptions(logged)
-        middle = logged.low if logged.high is None else (logged.low + logged.high) / 2
-        return Preemptions(logged, logged.low, middle, logged.high, "measured", None, logged.timeline)
+            count = float(logged.put_back) if logged.put_back else None
+            return Preemptions(logged, count, None, None, "inferred" if count else None, None, logged.timeline)
+        value = float(logged.low) if logged.exact else None
+        return Preemptions(logged, logged.low, value, logged.high, "measured", None, logged.timeline)
     low, value, high = inferred
     found = Preemptions(logged, low, value, high, "inferred", recomputed_tokens, tuple(timeline))
     if logged.low is None:
         return found
+    if not logged.counted:  # a lower bound over the whole log
+        least = float(logged.low)
+        return replace(found, low=max(low, least), value=max(value or 0.0, least), high=max(high or 0.0, least))
     if logged.exact:
         exact = float(logged.low)
         return replace(found, low=exact, value=exact, high=exact, basis="measured", timeline=logged.timeline)

@@ -6,17 +6,12 @@ from datetime import timedelta
 
 import polars as pl
 
-from logscope.server.engines import EngineFacts
-from reference_engine.model.kv_group import groups_from_records, next_blocks
+from logscope.evidence.pressure import FULL_PCT
 
-__all__ = ["FULL_PCT", "NEARLY_FULL_PCT", "bound_of", "full_pct", "stats_windows", "usual_interval"]
-
-FULL_PCT = 95.0
-"""KV usage (percent, as printed) from which the cache counts as full: the line is taken after finished requests were freed."""
+__all__ = ["stats_windows", "usual_interval"]
 
 DEFAULT_INTERVAL_S = 10.0
 ENOUGH_GAPS = 4
-NEARLY_FULL_PCT = 90.0
 
 
 def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.DataFrame | None:
@@ -54,46 +49,6 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
         interval_s=(pl.col("end") - pl.col("start")).dt.total_microseconds() / 1e6,
         idle=(pl.col("prompt_tps").fill_null(0) + pl.col("generation_tps").fill_null(0)) == 0,
     )
-
-
-def full_pct(facts: EngineFacts) -> float:
-    """KV usage (percent) from which a server's cache is full: what is free is less than a running request's next block.
-
-    In a small cache that many groups share this comes far below 95 %: of 47 blocks three are free at 93.6 %, and a request
-    with one group of attention and three of states asks for four.
-    """
-    blocks, groups = facts.config.get("num_blocks"), facts.config.get("kv_groups")
-    if not blocks or not groups or blocks < 2:
-        return FULL_PCT
-    lacking = next_blocks(groups_from_records(groups)) - 1
-    # one decimal is printed
-    return min(FULL_PCT, 100 * (1 - lacking / (int(blocks) - 1)) - 0.051)
-
-
-def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
-    """What kept each window's queue from being admitted: "kv", "seats", "both", or null (no queue, or neither).
-
-    All `seats` taken bind by themselves, whatever the cache; the line is taken after finished requests gave up their seats, so
-    with room in the cache a few free ones count as taken. Deferred requests wait for neither.
-    """
-    queue = pl.col("waiting") - pl.col("deferred").fill_null(0) > 0
-    full = pl.col("full")
-    room = ~full & (pl.col("kv_pct").fill_null(0) < NEARLY_FULL_PCT)
-    taken, nearly = pl.lit(value=False), pl.lit(value=False)
-    if seats:
-        taken = ~pl.col("aggregated") & (pl.col("running") >= seats)
-        nearly = ~pl.col("aggregated") & (pl.col("running") >= seats - max(1, seats // 10))
-    bound = (
-        pl.when(~queue)
-        .then(None)
-        .when(full & taken)
-        .then(pl.lit("both"))
-        .when(full)
-        .then(pl.lit("kv"))
-        .when(taken | (nearly & room))
-        .then(pl.lit("seats"))
-    )
-    return windows.select(bound=bound.otherwise(None))["bound"]
 
 
 def usual_interval(windows: pl.DataFrame) -> float:

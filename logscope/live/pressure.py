@@ -13,16 +13,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from logscope.evidence.pressure import FULL_PCT, REPEATS
+
 __all__ = ["HISTORY", "EnginePressure", "Reading"]
 
 HISTORY = 120
 """Statistics lines that are kept for the view."""
 
-SURE_PCT = 95.0  # with a queue: full at the first line
 LIKELY_PCT = 70.0  # the line is taken after finished requests gave back their blocks: two in a row
 RELIEVED = 2  # lines without, after which pressure is over
 RATIO, LOW, HIGH = 1.4, 0.5, 2.0
-REPEATS = 3.0
 DEFAULT_INTERVAL_S = 10.0
 LONGEST_INTERVAL_S = 60.0
 
@@ -102,7 +102,8 @@ class EnginePressure:
         if self.warned:
             high = max(self.low, self.high)
             known = self.low if self.uncounted else value
-            return (self.low, min(max(known, self.low), high), high, "measured")
+            basis = "inferred" if known > self.low else "measured"
+            return (self.low, min(max(known, self.low), high), high, basis)
         if self.uncounted or not self.countable:
             return None
         return (low, value, high, "inferred")
@@ -114,7 +115,7 @@ class EnginePressure:
             self._likely = 0
             return False
         self._likely = self._likely + 1 if usage >= LIKELY_PCT else 0
-        return usage >= SURE_PCT or self._likely >= 2 or (self._pressed and usage >= LIKELY_PCT)
+        return usage >= FULL_PCT or self._likely >= 2 or (self._pressed and usage >= LIKELY_PCT)
 
     def _seats_taken(self, reading: Reading) -> bool:
         return self.seats is not None and reading.running >= self.seats - max(1, self.seats // 10)

@@ -146,7 +146,7 @@ def _sum_inferred(parts: list[Preemptions]) -> dict[str, Any] | None:
 
 def _sum_preemptions(parts: list[Preemptions]) -> dict[str, Any]:
     """Sums over the engines; a bound that one engine lacks, the sum lacks."""
-    known = [p for p in parts if p.value is not None]
+    known = [p for p in parts if p.low is not None]
     logged = [p.logged for p in parts if p.logged.low is not None]
     highs = [p.high for p in known]
     timeline = sorted((s for p in parts for s in p.timeline), key=lambda s: s.start)
@@ -158,7 +158,7 @@ def _sum_preemptions(parts: list[Preemptions]) -> dict[str, Any]:
             "high": sum(g.high or 0 for g in logged) if logged and all(g.high is not None for g in logged) else None,
         },
         "low": sum(p.low or 0 for p in known) if known else None,
-        "value": sum(p.value or 0 for p in known) if known else None,
+        "value": sum(p.value or 0 for p in known) if known and all(p.value is not None for p in known) else None,
         "high": sum(h or 0 for h in highs) if known and None not in highs else None,
         "basis": ("inferred" if "inferred" in bases else bases.pop()) if bases else None,
         "recomputed_tokens": sum(tokens) if tokens else None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -13,6 +16,7 @@ from logscope.server.defaults import fill_defaults
 from logscope.server.kv_groups import layout_of
 from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
+from parsers.families import FORMATS
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.kv_group import group_record, groups_from_records, several_groups
 from reference_engine.v1.profile import version_key
@@ -20,6 +24,21 @@ from reference_engine.v1.profile import version_key
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
 
 _RUN_FAMILIES = ("startup", "kv_sizing", "kv_error", "request", "runtime", "http", "shutdown")
+_V1_PROCESS = re.compile(r"EngineCore|Worker_(?:TP|PP|DP|EP)|WorkerProc|VllmWorker(?:-\d| rank)")
+_V1_FILES = frozenset(
+    f"{name}.py"
+    for name in (
+        *("loggers", "async_llm", "core", "core_client", "kv_cache_utils", "kv_cache_manager", "block_pool"),
+        *("gpu_worker", "gpu_model_runner", "cpu_model_runner", "dump_input", "jit_monitor", "multiproc_executor"),
+    )
+)
+_V0_FILES = frozenset(
+    f"{name}.py"
+    for name in (
+        *("async_llm_engine", "metrics", "model_runner", "model_runner_base", "multiproc_worker_utils"),
+        *("executor_base", "gpu_executor", "distributed_gpu_executor", "multiproc_gpu_executor", "ray_gpu_executor"),
+    )
+)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 _ENGINE_FAMILIES = ("stats", "iteration", "preemption")
 
@@ -117,8 +136,9 @@ def _facts(
     rows = _setup_rows(frames)
     configuration = gather(rows, given)
     configuration.more["chosen_budget"] = _chosen_budget(rows)
-    version = _last(rows, "version")
-    engine = _engine_of(rows, frames)
+    runtime = frames.get("runtime")
+    version = _last(rows, "version") or (_last(runtime.rows(named=True), "version") if runtime is not None else None)
+    engine = _engine_of(rows, frames, version)
     device = _device(frames, configuration)
     kv = _kv_cache(rows, configuration, engine)
     if kv.num_blocks is not None and configuration.values.get("num_blocks") is None:
@@ -182,7 +202,7 @@ def _last(rows: list[dict[str, Any]], name: str) -> Any:
     return next((r[name] for r in reversed(rows) if r.get(name) not in (None, "")), None)
 
 
-def _engine_of(rows: list[dict[str, Any]], frames: Mapping[str, pl.DataFrame]) -> str | None:
+def _engine_of(rows: list[dict[str, Any]], frames: Mapping[str, pl.DataFrame], version: Any) -> str | None:
     said = _last(rows, "engine")
     if said in ("V0", "V1"):
         return str(said)
@@ -203,8 +223,32 @@ def _engine_of(rows: list[dict[str, Any]], frames: Mapping[str, pl.DataFrame]) -
         return "V1"
     if any(r["version"] is None for r in starts):
         return "V0"
-    version = _last(rows, "version")
-    return _engine_by_version(str(version)) if version else None
+    return _engine_by_version(str(version)) if version else _engine_by_any_line(frames)
+
+
+@cache
+def _engine_of_variants() -> dict[tuple[str, str], str | None]:
+    """The engine that alone prints a kind of line."""
+    engines: dict[tuple[str, str], set[str]] = {}
+    for format_ in FORMATS:
+        engines.setdefault((format_.family, format_.variant), set()).add(format_.engine)
+    return {kind: min(found) for kind, found in engines.items() if found in ({"V0"}, {"V1"})}
+
+
+def _engine_by_any_line(frames: Mapping[str, pl.DataFrame]) -> str | None:
+    """The engine that most lines are of: by the process and the source file that printed them, and by what they say."""
+    votes: Counter[str] = Counter()
+    for family, frame in frames.items():
+        for process, origin, variant in frame.select("process", "origin", "variant").unique().iter_rows():
+            file = str(origin or "").partition(":")[0].rpartition("/")[2]
+            told = _engine_of_variants().get((family, variant))
+            if _V1_PROCESS.match(str(process or "")) or file in _V1_FILES or "/v1/" in str(origin):
+                told = "V1"
+            elif file in _V0_FILES or str(process).startswith("VllmWorkerProcess"):
+                told = "V0"
+            if told:
+                votes[told] += 1
+    return votes.most_common(1)[0][0] if votes else None
 
 
 def _engine_by_version(version: str) -> str | None:

@@ -10,17 +10,15 @@ from typing import Any
 import polars as pl
 
 from logscope.analysis import Analysis, EngineResult
-from logscope.diagnosis.verdict import pressure_of_windows
-from logscope.evidence.finding import Finding, seconds
+from logscope.evidence.finding import Finding, by_severity, seconds
 from logscope.evidence.preemptions import Logged, Preemptions, Stretch
+from logscope.evidence.pressure import REPEATS, pressure_of_windows
 from logscope.witness.latencies import LatencyWitness
 from logscope.witness.metrics import Growth, MetricsWitness
 
 __all__ = ["witnessed"]
 
-REPEATS = 3
 CRITICAL_SHARE = 0.02
-_RANK = {"critical": 0, "warning": 1, "info": 2}
 
 
 @dataclass(slots=True)
@@ -166,13 +164,13 @@ def _with_count(result: EngineResult, preemptions: Preemptions) -> EngineResult:
     if count:
         severity = "critical" if many else "info" if verdict == "healthy" else "warning"
         findings.insert(0, _finding(preemptions, severity, old))
-    findings.sort(key=lambda f: _RANK.get(f.severity, 3))
     pressure = result.pressure
     if many or (count >= REPEATS and verdict != "healthy"):
         pressure = "thrash"
     elif pressure == "thrash":
         pressure = pressure_of_windows(findings, result.windows) if not count else "saturated"
-    return replace(result, preemptions=preemptions, findings=tuple(findings), pressure=pressure, verdict=verdict)
+    said = tuple(by_severity(findings))
+    return replace(result, preemptions=preemptions, findings=said, pressure=pressure, verdict=verdict)
 
 
 def _asks_for_it(finding: Finding) -> bool:

@@ -71,6 +71,11 @@ _UVICORN_LEVEL = re.compile(r"\A\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\
 _FLOATING_CHARS = 2000
 _TRACEBACK = "Traceback (most recent call last)"
 _MAX_ERROR_CHARS = 500
+# Functions of a traceback that only a running engine is in, and those of its start.
+_STEP_FRAME = regex.compile(r", in (execute_model|sample_tokens|run_busy_loop|run_engine_loop|engine_step)\b")
+_START_FRAME = regex.compile(
+    r", in (?:profile_run|_dummy_run|determine_\w{1,40}|load_model|init_device|_?initialize_\w{1,40}|compile_or_warm_up_model|capture_model)\b"
+)
 
 
 def _index(formats: tuple[Format, ...]) -> tuple[dict[str, tuple[Format, ...]], tuple[Format, ...]]:
@@ -227,10 +232,14 @@ def _with_traceback(message: str, at: int, header: Match | None) -> Match | None
             best = known
     if best is not None:
         best.fields["logged_as"] = first_line[:_MAX_ERROR_CHARS]
-        return best
-    if header is not None and error is not None:
+    elif header is not None and error is not None:
         header.fields["error"] = header.fields.get("error") or error
-    return header
+    found = best or header
+    if found is not None and found.family == "runtime":
+        step = _STEP_FRAME.search(message, at)
+        if step is not None and _START_FRAME.search(message, at) is None:
+            found.fields.setdefault("method", step[1])
+    return found
 
 
 def _telling(found: Match) -> int:

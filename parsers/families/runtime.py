@@ -101,6 +101,8 @@ SCHEMA: dict[str, Kind] = {
     "proc": Kind.TEXT,
     "exit_code": Kind.WHOLE,
     "worker": Kind.TEXT,
+    "compiler": Kind.TEXT,
+    "kernel": Kind.TEXT,
     "method": Kind.TEXT,
     "seconds": Kind.WHOLE,
     "num_tokens": Kind.WHOLE,
@@ -141,6 +143,7 @@ def _engine_dead(text: str) -> Fields | None:
 
 _format = partial(Format, "runtime")
 _TRACE = "ERROR + traceback"
+_INFO = "INFO"
 
 # variant, engine, versions, level, template, example (None: the template itself)
 _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
@@ -257,6 +260,22 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
     ),
     (
+        "failed_step",
+        "V0",
+        "0.5.4..0.10.2",
+        _INFO,
+        "{Writing|Completed writing} input of failed execution to...",
+        "Writing input of failed execution to /tmp/err_execute_model_input_20260509-004933.pkl...",
+    ),
+    (
+        "failed_step",
+        "V0",
+        "0.6.3..0.10.2",
+        "WARNING",
+        "Failed to pickle inputs of failed execution: {error:s}",
+        "Failed to pickle inputs of failed execution: CUDA error: an illegal memory access was encountered",
+    ),
+    (
         "output_handler",
         "V1",
         "0.8.5..0.33.0",
@@ -330,6 +349,15 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
     ),
     ("worker_exc", "V1", "0.7.0..0.33.0", _TRACE, "WorkerProc hit an exception...", "WorkerProc hit an exception."),
 )
+_JIT = regex.compile(
+    r"\s*+(?P<compiler>[A-Z][\w-]{1,30})(?: kernel)? (?:JIT )?compilation during inference: (?P<kernel>[\w.<>:-]{1,200}+)"
+)
+
+
+def _jit(text: str) -> Fields | None:
+    found = _JIT.match(text)
+    return None if found is None else {"compiler": found["compiler"], "kernel": found["kernel"].rstrip(".")}
+
 
 # argparse's last word on a command line, printed before anything is logged.
 _USAGE_ERRORS = tuple(
@@ -374,4 +402,17 @@ FORMATS = (
         read=_engine_dead,
     ),
     *_OUT_OF_MEMORY_FORMATS,
+    *(
+        _format(
+            "jit",
+            "V1",
+            "0.20.0..0.33.0",
+            "WARNING",
+            f"{compiler} JIT compilation during inference: {{kernel}}. This causes a latency spike...",
+            f"{compiler} JIT compilation during inference: _topk_topp_kernel. This causes a latency spike; consider extending warmup to cover this shape/config.",
+            read=_jit,
+            anchor=" compilation during inference: ",
+        )
+        for compiler in ("Triton kernel", "TileLang", "CuTeDSL")
+    ),
 )

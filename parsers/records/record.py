@@ -71,7 +71,10 @@ _MOST_PARTS = 4_000  # strings in one record's parameters
 # Those who answer clients: what they print of an error is a client's.
 _CLIENT_FACING = re.compile(r"(?:.*/)?(?:serving\w*|(?:request_)?logger)\.py:")
 # First lines of messages that vLLM prints over several lines.
-OPENER = re.compile(r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in ")
+OPENER = re.compile(
+    r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in |Engine background task failed"
+    r"|AsyncLLM output_handler failed|WorkerProc hit an exception|Error executing method "
+)
 _MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$|  +(?:File \"|raise )")
 _RAISED = re.compile(r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception): ")
 # A record may be glued to these.

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logscope.diagnosis.findings.broken import engine_crash, engine_stall, failed_start, runtime_oom
+from logscope.diagnosis.findings.broken import engine_crash, engine_stall, failed_start, runtime_oom, worker_waits
 from logscope.diagnosis.findings.pressure import kv_admission_wait, kv_leak, logged_preemption, seat_queue, two_limits
+from logscope.diagnosis.findings.serving import (
+    compile_stall,
+    deferred,
+    endless_request,
+    failed_requests,
+    kv_filling,
+    prefill_bound,
+    slow_steps,
+)
 from logscope.diagnosis.findings.visibility import config_risk, coverage, unsupported_features
 from logscope.evidence.context import Context, context_of
 from logscope.evidence.finding import Finding
@@ -17,9 +26,17 @@ FINDINGS: tuple[Callable[[Context], list[Finding]], ...] = (
     runtime_oom,
     engine_crash,
     engine_stall,
+    worker_waits,
     logged_preemption,
     kv_admission_wait,
     seat_queue,
+    prefill_bound,
+    deferred,
+    slow_steps,
+    kv_filling,
+    compile_stall,
+    endless_request,
+    failed_requests,
     kv_leak,
     config_risk,
     unsupported_features,

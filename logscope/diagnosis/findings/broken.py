@@ -6,20 +6,19 @@ Starts that failed: KV space that is too small for one request, and every other 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import polars as pl
 
-from logscope.evidence.context import CLEAN_STOP_S, Context, without_client_text
+from logscope.evidence.context import CLEAN_STOP_S, Context, cause_of, without_client_text
 from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.evidence.windows import usual_interval
 from parsers.families.http import PROBE_PATHS
 
-__all__ = ["engine_crash", "engine_stall", "failed_start", "runtime_oom"]
-_DEAD = "dead|died|fatal|output_handler|worker_exc|rpc"
-_NAMELESS = "EngineDeadError"
+__all__ = ["engine_crash", "engine_stall", "failed_start", "runtime_oom", "worker_waits"]
+_DEAD = "dead|died|fatal|output_handler|worker_exc|rpc|failed_step"
 MIN_SILENCE_S = 30.0
 PROBES_OF_A_STALL = 20
 ZERO_WINDOWS_OF_A_STALL = 3
@@ -46,7 +45,10 @@ def engine_crash(context: Context) -> list[Finding]:
         rows = swap.filter(pl.col("variant").str.contains("swap_abort"))
         if rows.height:
             span = seconds(rows["at"].to_list())
-            title = "The V0 engine died because a preempted request found no CPU swap space: raise --swap-space, or preempt by recomputation"
+            title = (
+                "The V0 engine died because a preempted request found no CPU swap space: raise --swap-space, or lower --max-num-seqs"
+                " so that fewer requests are preempted (requests of several sequences can only be swapped)"
+            )
             return [proof("engine-crash", title, span, evidence_of(rows, context.texts))]
     runtime = log.get("runtime")
     if runtime is None or not context.served:
@@ -62,12 +64,20 @@ def engine_crash(context: Context) -> list[Finding]:
 
 def _cause(context: Context, dead: pl.DataFrame) -> str:
     """What the engine died of, with a colon before it; empty where the log only says that it did."""
-    named = dead["error"].drop_nulls().to_list() if "error" in dead.columns else []
-    for text in (*named, *(e.text for e in context.exceptions)):
-        own = without_client_text(text.strip())
-        if own and _NAMELESS not in own:
-            return f": {own}"
-    return ""
+    cause = cause_of((*_errors(context, dead), *(e.text for e in context.exceptions)))
+    return f": {without_client_text(cause)}" if cause else ""
+
+
+def _errors(context: Context, rows: pl.DataFrame) -> Iterator[str]:
+    """What each row's error says: its traceback's last line, or the line itself where the error is the line."""
+    for row in rows.iter_rows(named=True):
+        said = row.get("error") or ""
+        if row["variant"] == "rpc" and row.get("method"):
+            yield f"RPC call to {row['method']} timed out"
+        elif said and ": " not in said and row["variant"] not in ("engine_dead", "dead"):
+            yield context.texts.get((row["source"], row["line"]), said).partition("\n")[0] or said
+        else:
+            yield said
 
 
 def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
@@ -101,7 +111,7 @@ def engine_stall(context: Context) -> list[Finding]:
         silence = (after["end"] - here["end"]).total_seconds()
         # One line may follow the stop: what ran in the gap is then credited at its end.
         moved = ((after["generation_tps"] or 0) + (after["prompt_tps"] or 0)) * silence
-        if _queued(here) and silence > limit and moved < 1:
+        if (_queued(here) or _stuck(here)) and silence > limit and moved < 1:
             found.append(_stall(context, here, here["end"], after["end"], silence))
     found += _silent_end(context, windows.row(-1, named=True), limit)
     return found + _zero_windows(context, windows.iter_rows(named=True))
@@ -111,9 +121,14 @@ def _queued(row: Mapping[str, Any]) -> bool:
     return bool(row["waiting"] > 0)
 
 
+def _stuck(row: Mapping[str, Any]) -> bool:
+    """Requests run and none got a token in this interval: what comes before a silence when they are stuck."""
+    return bool(row["running"] > 0 and row["idle"] and row["generation_tps"] is not None)
+
+
 def _stall(context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float) -> Finding:
     line = (str(row["source"]), int(str(row["line"])))
-    title = f"The engine went silent for {silence:,.0f} s with {row['waiting']:.0f} requests waiting and {row['running']:.0f} running: it hung, no request moved"
+    title = f"The engine went silent for {silence:,.0f} s with {_held(row)}: it hung, no request moved"
     evidence = (Evidence(*line, context.texts.get(line, ""), row["end"]),)
     return proof("engine-stall", title, (start, end), evidence)
 
@@ -122,7 +137,7 @@ def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list
     """The statistics end with a queue, and the log goes on without them."""
     log = context.log
     order = int(str(last["order"]))
-    if not _queued(last) or _stopped_after(context, order):
+    if not (_queued(last) or _stuck(last)) or _stopped_after(context, order):
         return []
     end = last["end"]
     assert isinstance(end, datetime)
@@ -157,7 +172,7 @@ def _only_probes(context: Context, last: Mapping[str, Any], limit: float) -> lis
         every = windows["interval_s"][1:].clip(0, 60).sum() / before if before else 0.0
         if after * every <= 2 * limit:
             return []
-    title = f"After its last statistics line ({last['waiting']:.0f} waiting, {_none_or(last['running'])} running) the server only answered {after} health probes: it hung"
+    title = f"After its last statistics line ({_held(last)}) the server only answered {after} health probes: it hung"
     key = (str(last["source"]), int(last["line"]))
     evidence = (Evidence(*key, context.texts.get(key, ""), last["end"]),)
     return [proof("engine-stall", title, (last["end"], None), evidence)]
@@ -168,8 +183,10 @@ def _many(rows: pl.DataFrame) -> int:
     return int(rows["repeated"].sum())
 
 
-def _none_or(count: float) -> str:
-    return f"{count:.0f}" if count else "none"
+def _held(row: Mapping[str, Any]) -> str:
+    """The requests that it held."""
+    waiting, running = (f"{row[n]:.0f}" if row[n] else "none" for n in ("waiting", "running"))
+    return f"{waiting} requests waiting and {running} running"
 
 
 def _latest(frame: pl.DataFrame, after: datetime, order: int) -> datetime | None:
@@ -206,21 +223,64 @@ def _died_after(context: Context, order: int) -> bool:
 
 
 def _zero_windows(context: Context, rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Before 0.8.5 (and at DEBUG) a stuck engine goes on printing: zero tokens, and a queue."""
-    found, run = [], []
+    """Before 0.8.5 (and at DEBUG) a stuck engine goes on printing: zero tokens with a queue, or with requests that run in a cache that does not move."""
+    found: list[Finding] = []
+    run: list[Mapping[str, Any]] = []
     for row in itertools.chain(rows, [None]):
-        if row is not None and row["idle"] and row["generation_tps"] is not None and _queued(row):
+        if row is not None and _still(row, run[-1] if run else None):
             run.append(row)
             continue
         if len(run) >= ZERO_WINDOWS_OF_A_STALL:
-            start, end = run[0]["end"], run[-1]["end"]
-            assert isinstance(start, datetime)
-            assert isinstance(end, datetime)
-            silence = (end - start).total_seconds()
-            if silence > MIN_SILENCE_S:
-                found.append(_stall(context, run[0], start, end, silence))
-        run = []
+            found += _printed_stall(context, run)
+        run = [row] if row is not None and _still(row, None) else []
     return found
+
+
+def _still(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
+    if not row["idle"] or row["generation_tps"] is None or row["aggregated"]:
+        return False
+    if not _queued(row) and not row["running"]:
+        return False
+    # Without a queue: a long prefill makes no token either, but takes block after block.
+    same = before is None or (before["running"], before["kv_pct"]) == (row["running"], row["kv_pct"])
+    return _queued(row) or (row["kv_pct"] is not None and same)
+
+
+def _printed_stall(context: Context, run: list[Mapping[str, Any]]) -> list[Finding]:
+    start, end = run[0]["end"], run[-1]["end"]
+    assert isinstance(start, datetime)
+    assert isinstance(end, datetime)
+    silence = (end - start).total_seconds()
+    if silence <= MIN_SILENCE_S:
+        return []
+    title = f"Nothing moved for {silence:,.0f} s with {_held(run[0])}: {len(run)} statistics lines in a row show no token, so the engine hung"
+    keys = [(str(r["source"]), int(r["line"]), r["end"]) for r in (run[0], run[-1])]
+    evidence = tuple(Evidence(s, n, context.texts.get((s, n), ""), at) for s, n, at in keys)
+    return [proof("engine-stall", title, (start, end), evidence)]
+
+
+def worker_waits(context: Context) -> list[Finding]:
+    """Processes of one server that wait a minute and more for each other's next message: while it served that is a hang, while it started a compilation."""
+    runtime, windows = context.log.get("runtime"), context.windows
+    if runtime is None:
+        return []
+    rows = runtime.filter(pl.col("variant").str.starts_with("shm"))
+    if rows.height == 0:
+        return []
+    start, end = seconds(rows["at"].to_list())
+    longest = max(rows["seconds"].drop_nulls().to_list(), default=0) if "seconds" in rows.columns else 0
+    waited = f" of {longest} s" if longest else ""
+    lines = f"{rows.height} waits{waited}" if rows.height > 1 else f"a wait{waited}"
+    severity, rest = "warning", "one of them hangs, or does something long such as compiling"
+    if windows is not None and start is not None and end is not None:
+        if end <= windows["start"].min():  # type: ignore[operator]
+            severity, rest = "info", "before it served, so it compiled or loaded"
+        else:
+            moved = windows.filter((pl.col("end") >= start) & (pl.col("start") <= end))
+            if moved.height and not moved.filter((pl.col("running") > 0) & pl.col("idle")).height:
+                severity, rest = "info", "requests went on meanwhile"
+    title = f"The server's processes waited for each other through shared memory ({lines}): {rest}"
+    return [Finding("engine-stall", severity, "measured", title, start, end, evidence_of(rows, context.texts))]
 
 
 PRINTED_GIB = 0.01
@@ -237,11 +297,31 @@ def failed_start(context: Context) -> list[Finding]:
         space = errors.filter(pl.col("variant").str.contains_any(list(_SPACE)))
         if space.height:
             return [_space_finding(context, space)]
+    if (none := _no_blocks(context)) is not None:
+        return [none]
     reason, evidence = _reason(context, errors)
     if reason is None:
         return []
     span = log.facts.start, log.facts.end
     return [proof("startup-failed", f"The server did not start: {reason}", span, evidence)]
+
+
+def _no_blocks(context: Context) -> Finding | None:
+    """A profile of the GPU's memory that left no block: whatever follows in the log, nothing can be served."""
+    sizing = context.log.get("kv_sizing")
+    columns = ("num_gpu_blocks", "kv_cache_tokens")
+    if sizing is None:
+        return None
+    none = sizing.filter(
+        pl.any_horizontal(*(pl.col(n) == 0 for n in columns if n in sizing.columns), pl.lit(value=False))
+    )
+    if none.height == 0:
+        return None
+    title = (
+        "The GPU has room for 0 blocks of KV cache after weights and activations: raise gpu_memory_utilization, free the GPU,"
+        " or take a smaller model"
+    )
+    return proof("startup-kv-too-small", title, seconds(none["at"].to_list()), evidence_of(none, context.texts))
 
 
 def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
@@ -304,13 +384,16 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
         refused = runtime.filter(pl.col("variant") == "usage_error")
         if refused.height:
             return f"its command line was refused: {refused['error'][-1]}", evidence_of(refused, context.texts)
-    if context.exceptions:
-        last = context.exceptions[-1]
-        return _plain(last.text), tuple(context.exceptions[-3:])
-    if runtime is not None:
-        died = runtime.filter(pl.col("variant").str.contains("dead|died|fatal|worker_exc"))
-        if died.height:
-            return "an engine process died; the log does not say why", evidence_of(died, context.texts)
+    died = None if runtime is None else runtime.filter(pl.col("variant").str.contains("dead|died|fatal|worker_exc"))
+    named = None if died is None else cause_of(_errors(context, died))
+    if named is not None and died is not None:
+        return _plain(named), evidence_of(died, context.texts) + tuple(context.exceptions[-2:])
+    # Of a chain of exceptions the last one says it best.
+    last = cause_of(e.text for e in reversed(context.exceptions))
+    if last is not None:
+        return _plain(last), tuple(context.exceptions[-3:])
+    if died is not None and died.height:
+        return "an engine process died; the log does not say why", evidence_of(died, context.texts)
     return None, ()
 
 

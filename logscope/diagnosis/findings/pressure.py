@@ -15,7 +15,7 @@ import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of, seconds
-from logscope.evidence.windows import bound_of
+from logscope.evidence.pressure import bound_of
 from logscope.server.engines import EngineFacts
 
 __all__ = ["engine_imbalance", "kv_admission_wait", "kv_leak", "logged_preemption", "seat_queue", "two_limits"]
@@ -23,8 +23,10 @@ MIN_WINDOWS = 2
 
 
 def logged_preemption(context: Context) -> list[Finding]:
-    """V0's warnings and the `Preemptions:` field of patched V1 builds."""
+    """V0's warnings, the `Preemptions:` field of patched V1 builds, and what the gauges show of preemption."""
     logged = context.logged
+    if not logged.counted:
+        return _of_gauges(context)
     if not logged.low:
         return []
     warnings = context.log.get("preemption")
@@ -39,12 +41,40 @@ def logged_preemption(context: Context) -> list[Finding]:
     else:
         count = f"{logged.low} to {logged.high}"
     by_priority = _by_priority(context)
-    title = f"{count} preemptions are in the log: running requests were evicted and their work thrown away"
+    modes = set(rows["mode"].drop_nulls().to_list()) if "mode" in rows.columns else set()
+    fate = (
+        "moved to CPU swap space" if modes and all("SWAP" in m for m in modes) else "evicted and their work thrown away"
+    )
+    title = f"{count} preemptions are in the log: running requests were {fate}"
     if by_priority:
         title += "; KV usage was low, so it was priority and not space that evicted them"
     severity = "critical" if logged.low >= 3 else "warning"
     proves = None if by_priority else "kv-capacity"
     return [Finding("kv-preemption", severity, "measured", title, start, end, evidence_of(rows, context.texts), proves)]
+
+
+def _of_gauges(context: Context) -> list[Finding]:
+    """Requests in swap space, or put back into the queue: preempted, though no line says so."""
+    logged, windows = context.logged, context.windows
+    if windows is None:
+        return []
+    if logged.swapped:
+        title = (
+            f"Up to {logged.swapped} requests were held in swap space (Swapped): each was preempted to CPU memory and waits for room"
+            f" in the KV cache; {logged.low or 'none'} of them were swapped out within this log"
+        )
+        rows = windows.filter(pl.col("swapped") > 0)
+        start, end = seconds(rows["end"].to_list())
+        evidence = evidence_of(rows, context.texts)
+        return [Finding("kv-preemption", "critical", "measured", title, start, end, evidence, "kv-capacity")]
+    start, end = seconds(t for s in logged.timeline for t in (s.start, s.end))
+    title = (
+        f"Running fell and Waiting rose by {logged.put_back} requests at once when the KV cache was full: they were preempted"
+        " together and start over"
+    )
+    rows = windows.filter(pl.col("end").is_in([t for s in logged.timeline for t in (s.start, s.end)]))
+    evidence = evidence_of(rows, context.texts)
+    return [Finding("kv-preemption", "critical", "inferred", title, start, end, evidence, "kv-capacity")]
 
 
 def _by_priority(context: Context) -> bool:
@@ -66,7 +96,7 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     if full.height < MIN_WINDOWS:
         return []
     start, end = seconds(full["end"].to_list())
-    queue = _highest(full, "waiting")
+    queue = float(full.select((pl.col("waiting") + pl.col("swapped").fill_null(0)).max()).item() or 0)
     title = (
         f"KV cache full with a queue in {full.height} of {windows.height} intervals (up to {queue:.0f} waiting):"
         f" requests wait for blocks{', not for a seat' if seats else ''}"

@@ -6,10 +6,12 @@ import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of
-from logscope.server.engines import EngineFacts
+from logscope.server.engines import EngineFacts, engine_config
 from reference_engine.v1.profile import version_key
 
-__all__ = ["config_risk", "coverage", "unsupported_features"]
+__all__ = ["config_risk", "coverage", "not_replayed", "unsupported_features"]
+
+MIN_WINDOWS = 3
 
 
 def coverage(context: Context) -> list[Finding]:
@@ -40,7 +42,7 @@ def coverage(context: Context) -> list[Finding]:
     key = version_key(facts.version) if facts.version else None
     if log.get("request") is None:
         said.append(
-            f"No request lines: arrivals are guessed from access lines and totals ({_more_lines(key, (0, 10, 1), '--enable-log-requests', 'start without --disable-log-requests')})"
+            f"No request lines: when each request came, and how long it was, is not told ({_more_lines(key, (0, 10, 1), '--enable-log-requests', 'start without --disable-log-requests')})"
         )
     if log.get("iteration") is None and (key is None or key >= (0, 14, 0)) and facts.engine != "V0":
         said.append(
@@ -52,6 +54,27 @@ def coverage(context: Context) -> list[Finding]:
             " are near, but who waits, and so the tail, is not known"
         )
     return [Finding("coverage", "info", "measured", text) for text in said]
+
+
+def not_replayed(context: Context, *, asked: bool) -> list[Finding]:
+    """Why nothing was replayed of a server that served, and what would allow it."""
+    facts, windows = context.log.facts, context.windows
+    if not context.served:
+        return []
+    if not asked:
+        why = "it was switched off; without --no-replay latencies, hidden preemptions and the effect of changes are inferred"
+    elif engine_config(facts) is None:
+        size = "" if facts.config.get("block_size") else " --set block_size=16"
+        why = (
+            "the size of the KV cache is not in this log. Give the server's start lines with it, or --set num_blocks=…"
+            f"{size} (the printed cache size in tokens, divided by the block size)"
+        )
+    elif windows is None or windows.height < MIN_WINDOWS:
+        lines = "no" if windows is None else f"only {windows.height}"
+        why = f"there are {lines} statistics lines; give a longer part of the log"
+    else:
+        why = "no line tells when requests came (start with request logging, or keep the access lines)"
+    return [Finding("coverage", "info", "measured", f"Nothing was replayed: {why}", facts={"not_replayed": True})]
 
 
 def _serves_by_priority(facts: EngineFacts, key: tuple[int, ...] | None) -> bool:
@@ -97,4 +120,25 @@ def config_risk(context: Context) -> list[Finding]:
             found.append(
                 "--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (a victim's bookkeeping stays behind): upgrade to 0.11.1 or later"
             )
-    return [Finding("config-risk", "warning", "measured", text) for text in found]
+    risks = [Finding("config-risk", "warning", "measured", text) for text in found]
+    return [*risks, *_pool_too_small(context)]
+
+
+def _pool_too_small(context: Context) -> list[Finding]:
+    """A request of the allowed length that would never fit into the cache, although the server started."""
+    facts, sizing = context.log.facts, context.log.get("kv_sizing")
+    length, tokens = facts.config.get("max_model_len"), facts.kv.tokens
+    column = (
+        sizing["max_concurrency"].drop_nulls() if sizing is not None and "max_concurrency" in sizing.columns else None
+    )
+    times = float(column[-1]) if column is not None and column.len() else None
+    if not context.served or not length or not tokens or tokens >= length or (times is not None and times >= 1):
+        return []
+    said = f" ({times:g} of one)" if times is not None else ""
+    title = (
+        f"The KV cache holds {tokens:,} tokens and max_model_len allows {length:,}{said}: a request of that length never fits, it waits"
+        f" or is preempted for ever. Set --max-model-len to {tokens:,} or less, or make room for more KV cache"
+    )
+    rows = sizing.filter(pl.col("kv_cache_tokens").is_not_null()) if sizing is not None else None
+    evidence = evidence_of(rows, context.texts, 2) if rows is not None else ()
+    return [Finding("config-risk", "warning", "measured", title, evidence=evidence)]

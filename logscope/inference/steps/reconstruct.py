@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from logscope.evidence.preemptions import Stretch
-from logscope.evidence.windows import NEARLY_FULL_PCT, stats_windows
+from logscope.evidence.pressure import NEARLY_FULL_PCT, pressure_of_count
+from logscope.evidence.windows import stats_windows
 from logscope.inference.effort import Effort
 from logscope.inference.ledgers import slow_and_typical
 from logscope.inference.prediction import Samples
@@ -102,7 +103,6 @@ _ENOUGH = 150  # changes in the steps by which the rules are chosen
 _OFTEN = 5  # steps of just the same, largest number of tokens, each with more prompt to come: a budget
 # accounts that are followed at a time: so many changes times accounts, and bounds
 _WORK, _FEWEST, _MOST = 24_000, 3, 12
-_REPEATS = 3  # preemptions, from which on they repeat
 
 
 def reconstruct(
@@ -184,13 +184,10 @@ def _answer(
 
 def _pressure(preemptions: float, stats: pl.DataFrame | None) -> str:
     """`thrash` where preemption repeats, `saturated` where requests waited at a full cache, else `none`."""
-    if preemptions >= _REPEATS:
-        return "thrash"
     windows = stats_windows(stats)
-    waiting = (
-        windows is not None and windows.filter((pl.col("waiting") > 0) & (pl.col("kv_pct") >= NEARLY_FULL_PCT)).height
-    )
-    return "saturated" if waiting else "none"
+    queue = (pl.col("waiting") > 0) & (pl.col("kv_pct") >= NEARLY_FULL_PCT)
+    queued = windows is not None and windows.filter(queue).height > 0
+    return pressure_of_count(preemptions, queued_while_full=queued)
 
 
 def _hit_rate(stats: pl.DataFrame | None) -> float:

@@ -13,6 +13,7 @@ from datetime import timedelta
 import numpy as np
 
 from logscope.evidence.preemptions import Stretch
+from logscope.evidence.pressure import NEARLY_FULL_PCT, pressure_of_count
 from logscope.inference.prediction import gap_percentiles, percentiles_of_many
 from logscope.inference.result import PreemptionCount
 from logscope.inference.windows.observations import Observations
@@ -24,6 +25,9 @@ __all__ = ["count_preemptions", "fit_of", "latencies", "pressure_of"]
 
 # Two real runs of one workload had 63 and 56 preemptions: a tenth of the mean apart, on a machine that did nothing else.
 _RUN_TO_RUN = 0.10
+QUEUED_SHARE = 0.02
+"""Part of all requests' time that waits for KV blocks, from which that counts as waiting."""
+
 _Z = 1.645  # 5th to 95th percentile
 _BIN_S = 5.0
 
@@ -129,9 +133,7 @@ def _fit(pairs: Sequence[tuple[float | None, float]]) -> float | None:
 
 def pressure_of(seen: Observations, counts: PreemptionCount, total_s: Mapping[str, float]) -> str:
     """`thrash` where preemption repeats, `saturated` where requests queued for KV space, else `none`."""
-    if counts.value >= 3:
-        return "thrash"
-    full = any(w.waiting > 0 and (w.kv_usage or 0.0) >= 0.9 for w in seen.windows)
+    full = any(w.waiting > 0 and 100 * (w.kv_usage or 0.0) >= NEARLY_FULL_PCT for w in seen.windows)
     waited = total_s.get("queued_for_kv", 0.0)
     everything = sum(total_s.values())
-    return "saturated" if full and waited > 0.02 * everything else "none"
+    return pressure_of_count(counts.value, queued_while_full=full and waited > QUEUED_SHARE * everything)

@@ -110,6 +110,9 @@ def reason(document: Mapping[str, Any]) -> str:
     if replay.get("declined"):
         return f"This server uses {' and '.join(replay['declined'])}, which the replay does not model."
     for finding in coverage:
+        if (finding.get("facts") or {}).get("not_replayed"):
+            return f"{finding['title']}."
+    for finding in coverage:
         if finding.get("severity") == "warning" or is_poor_fit(finding):
             return f"{finding['title']}."
     if (document.get("options") or {}).get("replay") is False:

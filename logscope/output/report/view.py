@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from logscope.evidence.finding import SEVERITIES
 from logscope.inference.result import FAIR_FIT
 from logscope.output.report.captions import (
     engine_name,
@@ -220,7 +221,7 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
         return f"Slow requests took {duration(whole)} on average; {percent(own / whole)} of that is their own prefill and decode."
     if analysis.get("verdict") == "not-enough-evidence":
         return redacted(reason(analysis))
-    grave = sorted(findings, key=lambda f: ("critical", "warning", "info").index(f.severity))
+    grave = sorted(findings, key=lambda f: SEVERITIES.index(f.severity))
     return f"{grave[0].title}." if grave else ""
 
 
@@ -230,7 +231,7 @@ def _finding(found: Mapping[str, Any], place: int, analysis: Mapping[str, Any]) 
         anchor=f"finding-{place}",
         engine=engine_name(found, analysis),
         id=str(found.get("id")),
-        severity=severity if severity in ("critical", "warning", "info") else "info",
+        severity=severity if severity in SEVERITIES else "info",
         basis=found.get("basis") or "",
         title=redacted(str(found.get("title") or found.get("id"))),
         when=period(found.get("start"), found.get("end")) if found.get("start") else "",

@@ -198,17 +198,22 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
                 points = " · ".join(f"{k} {_with_bounds(p, k)}" for k in ("p50", "p90", "p99"))
                 line(word, f"{points} [{latency['basis']}]{scoped}")
     elif worst and worst["verdict"] not in ("startup-failed", "startup-kv-too-small"):
-        line("Latency", clean(str(latency.get("withheld") or "not visible in this log"), 300))
+        line("Latency", clean(str(latency.get("withheld") or "not inferred: nothing was replayed"), 300))
     flow = document["throughput"]
     if flow["generation_tokens_per_s"] is not None:
         totals = ", totals" if several else ""
         line(
             "Throughput",
-            f"{number(flow['prompt_tokens_per_s'], '?')} prompt and {number(flow['generation_tokens_per_s'])} generated tokens/s [measured{totals}]",
+            f"{_flow(flow['prompt_tokens_per_s'])} prompt and {_flow(flow['generation_tokens_per_s'])} generated tokens/s [measured{totals}]",
         )
     for finding in document["findings"]:
         if is_poor_fit(finding) and of_engine(finding, worst):
             say(console, Text(clean(finding["title"], 300), style="yellow"), hang=2)
+
+
+def _flow(value: float | None) -> str:
+    """Tokens a second with as many digits as say something: 0.4 is not 0."""
+    return number(value, "?") if value is None or value >= 10 or value == 0 else f"{value:.1f}"
 
 
 def _with_bounds(points: Mapping[str, Any], point: str) -> str:
@@ -248,7 +253,7 @@ def _why(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any]
         line.append(clean(finding["title"], 400))
         say(console, line)
         for evidence in finding["evidence"] if verbose else _not_cited(finding["evidence"], cited):
-            _evidence(console, evidence)
+            _evidence(console, evidence, named=len(document["input"]["sources"]) > 1)
     if len(shown) < len(findings):
         say(console, f"and {len(findings) - len(shown)} more (-v)", style="dim")
 
@@ -262,15 +267,14 @@ def _not_cited(evidence: Sequence[Mapping[str, Any]], cited: set[tuple[str, int]
     return []
 
 
-def _evidence(console: Console, evidence: Mapping[str, Any]) -> None:
-    """Where it stands, when, and the part of the line that is the evidence, on one line of the screen where there is room."""
+def _evidence(console: Console, evidence: Mapping[str, Any], *, named: bool) -> None:
+    """Where it stands (a single source needs no name), when, and the part of the line that is the evidence, on one line of the screen where there is room."""
     time = moment(evidence.get("time"))
     source = clean(evidence["source"], 300)
     if len(source) > LONG_NAME and "/" in source:
         source = f"…/{'/'.join(source.split('/')[-2:])}"
-    where = f"{'standard input' if source == '-' else source}:{evidence['line']}  " + (
-        f"{time:%H:%M:%S}  " if time else ""
-    )
+    place = f"{'standard input' if source == '-' else source}:" if named else "line "
+    where = f"{place}{evidence['line']}  " + (f"{time:%H:%M:%S}  " if time else "")
     width = _width(console)
     room = (
         UNWRAPPED if width is None else max(width - 6 - len(where), 2 * width - 14 - len(where) if width < 100 else 0)
@@ -286,13 +290,14 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
     if not advice:
         say(console, Text(clean(no_advice(document), 400), style="bold"), label="", hang=2)
         return
-    console.print(Text("What to do", style="bold"))
+    ranked = next((_RANKED[a["ranked_by"]] for a in advice if a.get("ranked_by") in _RANKED), None)
+    console.print(Text("What to do" + (f" (best {ranked} first)" if ranked else ""), style="bold"))
     for item in advice if verbose else advice[:MAX_ADVICE]:
         name = item["flag"] or ", ".join(f"{k} = {setting(v)}" for k, v in item["set"].items())
         line = Text()
         line.append(clean(name, 120), style="bold")
         line.append(f" ({COSTS.get(item['cost'], item['cost'])})")
-        if effect := _effect(item["baseline"], item["scenario"]):
+        if effect := _effect(item["baseline"], item["scenario"], item.get("ranked_by")):
             line.append(f"  {effect} [replayed]")
         elif item.get("basis") == "rule":
             line.append(" [rule of thumb, not replayed]")
@@ -303,13 +308,19 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         say(console, f"and {len(advice) - MAX_ADVICE} more (-v)", style="dim")
 
 
-def _effect(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+_RANKED = {"e2e_s.p99": "E2E p99", "ttft_s.p99": "TTFT p99", "ttft_s.p50": "TTFT p50"}
+
+
+def _effect(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, ranked_by: str | None) -> str:
     if not before or not after:
         return ""
     parts = []
-    for name, word in (("e2e_s", "E2E p99"), ("ttft_s", "TTFT p99")):
-        if before[name]["p99"] is not None and after[name]["p99"] is not None:
-            parts.append(f"{word} {duration(before[name]['p99'])} to {duration(after[name]['p99'])}")
+    shown = [("e2e_s", "E2E", "p99"), ("ttft_s", "TTFT", "p99")]
+    if ranked_by == "ttft_s.p50":
+        shown = [("ttft_s", "TTFT", "p50"), ("e2e_s", "E2E", "p50"), ("e2e_s", "E2E", "p99")]
+    for name, word, point in shown:
+        if before[name][point] is not None and after[name][point] is not None:
+            parts.append(f"{word} {point} {duration(before[name][point])} to {duration(after[name][point])}")
     for name, word in (("preemptions", "preemptions"), ("generation_tokens_per_s", "tokens/s")):
         if parts and before[name] is not None and after[name] is not None:
             parts.append(f"{word} {number(before[name])} to {number(after[name])}")

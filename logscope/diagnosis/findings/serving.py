@@ -1,0 +1,331 @@
+"""What a server that runs shows beside KV space and seats: steps that crawl, a cache that fills, prompts that hold up the queue, requests that fail.
+
+Thresholds are named; each finding looks at the statistics windows and at the lines that count requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from logscope.evidence.context import Context
+from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
+from logscope.evidence.pressure import FULL_PCT, bound_of
+
+__all__ = [
+    "compile_stall",
+    "deferred",
+    "endless_request",
+    "failed_requests",
+    "kv_filling",
+    "prefill_bound",
+    "slow_steps",
+]
+
+MIN_WINDOWS = 3
+Row = Mapping[str, Any]
+SLOW_TOKENS_PER_S = 1.0
+"""Tokens a second of one running request, under which steps crawl."""
+FLAT_PCT = 0.5
+"""KV usage (points) by which a cache may change while it does nothing but decode a handful of tokens."""
+
+
+def slow_steps(context: Context) -> list[Finding]:
+    """Requests run, no prompt is computed, and each gets less than a token a second."""
+    found = []
+    for run in _runs(context, _crawls):
+        usage = [r["kv_pct"] for r in run if r["kv_pct"] is not None]
+        if usage and max(usage) - min(usage) > FLAT_PCT:
+            continue  # blocks are taken: a long prompt is under way
+        each = sum(r["generation_tps"] / r["running"] for r in run) / len(run)
+        start, end = run[0]["end"], run[-1]["end"]
+        title = (
+            f"Steps crawl: {run[-1]['running']:.0f} running requests got {_rate(run[-1]['generation_tps'])} generated tokens/s together"
+            f" ({_rate(each)} each, one every {1 / each:,.0f} s) for {_span(start, end)}, with {_waiting(run)} and KV usage at"
+            f" {max(usage, default=0):.1f} %: the steps themselves are slow, so look at the GPU, its clocks and drivers, and the workers"
+        )
+        found.append(Finding("slow-steps", "warning", "measured", title, start, end, _evidence(context, run)))
+    return found[:1]
+
+
+def _crawls(row: Row) -> bool:
+    running, tokens, prompts = (float(row[n] or 0.0) for n in ("running", "generation_tps", "prompt_tps"))
+    return running > 0 and 0 < tokens < SLOW_TOKENS_PER_S * running and prompts < SLOW_TOKENS_PER_S * running
+
+
+FILLING_FROM_PCT = 60.0
+FILLS_WITHIN_S = 900.0
+"""A cache that is full later than this is not said to fill: requests finish meanwhile."""
+STEADY_SHARE = 0.8
+
+
+def kv_filling(context: Context) -> list[Finding]:
+    """At the log's end KV usage rises steadily towards full, with the same requests running: when it is full, preemption begins."""
+    windows = context.windows
+    if windows is None or windows["aggregated"].any():
+        return []
+    rows = windows.filter(pl.col("kv_pct").is_not_null()).tail(30).rows(named=True)
+    run: list[Row] = []
+    for row in reversed(rows):
+        if run and (row["running"] != run[0]["running"] or row["kv_pct"] > run[0]["kv_pct"] or row["waiting"] > 0):
+            break
+        run.insert(0, row)
+    if len(run) < MIN_WINDOWS or not run[-1]["running"] or run[-1]["waiting"]:
+        return []
+    first, last = run[0], run[-1]
+    length, rise = (last["end"] - first["end"]).total_seconds(), last["kv_pct"] - first["kv_pct"]
+    steps = [b["kv_pct"] > a["kv_pct"] for a, b in itertools.pairwise(run)]
+    usage = float(last["kv_pct"])
+    if length <= 0 or rise <= 0 or usage < FILLING_FROM_PCT or sum(steps) < STEADY_SHARE * len(steps):
+        return []
+    left = (100.0 - usage) * length / rise
+    if left > FILLS_WITHIN_S:
+        return []
+    end = last["end"]
+    at = end + timedelta(seconds=left)
+    title = (
+        f"The KV cache fills: {usage:.1f} % and {rise / length * 60:.1f} points a minute with {last['running']:.0f} requests running."
+        f" It will be full in about {_span(end, at)} ({at:%H:%M:%S}), unless requests finish first; then they are preempted"
+    )
+    return [Finding("kv-filling", "warning", "measured", title, first["end"], end, _evidence(context, run))]
+
+
+def prefill_bound(context: Context) -> list[Finding]:
+    """Requests wait while the cache has room, seats are free and the steps are spent on prompts."""
+    windows = context.windows
+    if windows is None:
+        return []
+    seats = context.log.facts.config.get("max_num_seqs")
+    held = windows.filter(bound_of(windows, seats) == "prefill")
+    if held.height < 2:
+        return []
+    start, end = seconds(held["end"].to_list())
+    usage, queue = _most(held, "kv_pct"), _most(held, "waiting")
+    prompts, tokens = held.select(
+        pl.col("prompt_tps").fill_null(0).mean(), pl.col("generation_tps").fill_null(0).mean()
+    ).row(0)
+    title = (
+        f"The queue is bound by prefill, not by KV space: up to {queue:.0f} requests waited in {held.height} of {windows.height} intervals that"
+        f" computed prompts ({_rate(prompts)} prompt and {_rate(tokens)} generated tokens/s),"
+        f" with KV usage at {usage:.0f} % at most"
+    )
+    return [Finding("prefill-bound", "warning", "measured", title, start, end, evidence_of(held, context.texts))]
+
+
+def deferred(context: Context) -> list[Finding]:
+    """Requests that the scheduler passes over: they wait for a KV transfer, a grammar or a LoRA slot, not for space."""
+    windows = context.windows
+    if windows is None or windows["deferred"].null_count() == windows.height:
+        return []
+    held = windows.filter((pl.col("deferred") > 0) & (pl.col("deferred") * 2 >= pl.col("waiting")))
+    if held.height < 2:
+        return []
+    most = held.sort("deferred").row(-1, named=True)
+    start, end = seconds(held["end"].to_list())
+    room = (
+        ""
+        if (most["kv_pct"] or 0) >= FULL_PCT
+        else f", KV usage is {most['kv_pct'] or 0:.0f} %: KV space is not what they wait for"
+    )
+    title = (
+        f"Deferred: {most['deferred']:.0f} of {most['waiting']:.0f} waiting requests are deferred in {held.height} of {windows.height} intervals"
+        f" (a KV transfer, a grammar or a LoRA slot is not ready){room}"
+    )
+    return [Finding("deferred", "warning", "measured", title, start, end, evidence_of(held, context.texts))]
+
+
+LONG_REQUEST_S = 60.0
+ENDLESS_S = 600.0
+
+
+def endless_request(context: Context) -> list[Finding]:
+    """One request that goes on and on: it runs alone, its cache only grows, no prompt comes."""
+    best: list[Row] = []
+    for run in _runs(
+        context, lambda row: bool(row["running"] == 1 and not row["waiting"] and row["generation_tps"]), prompts=False
+    ):
+        grows = all((b["kv_pct"] or 0) >= (a["kv_pct"] or 0) for a, b in itertools.pairwise(run))
+        best = run if grows and len(run) > len(best) else best
+    if not best or context.windows is None:
+        return []
+    start, end = best[0]["start"], best[-1]["end"]
+    length = (end - start).total_seconds()
+    if length < LONG_REQUEST_S:
+        return []
+    tokens = sum(r["generation_tps"] * min(r["interval_s"], 60.0) for r in best)
+    to_the_end = ", to the log's last line" if end == context.windows["end"][-1] else ""
+    title = (
+        f"One request has run alone for {_span(start, end)} and generated about {tokens:,.0f} tokens{to_the_end}: if it should have"
+        " ended, it has no max_tokens or repeats itself"
+    )
+    severity = "warning" if length >= ENDLESS_S else "info"
+    return [Finding("endless-request", severity, "measured", title, start, end, _evidence(context, best))]
+
+
+COMPILE_SHARE = 0.05
+SLOWED = 0.5
+
+
+def compile_stall(context: Context) -> list[Finding]:
+    """Kernels that were compiled while requests ran: each is a latency spike that a warm-up would have taken."""
+    runtime, windows = context.log.get("runtime"), context.windows
+    rows = None if runtime is None else runtime.filter(pl.col("variant") == "jit")
+    if rows is None or rows.height == 0:
+        return []
+    start, end = seconds(rows["at"].to_list())
+    kernels = rows["kernel"].drop_nulls().unique(maintain_order=True).to_list()[:3] if "kernel" in rows.columns else []
+    names = f" ({', '.join(kernels)})" if kernels else ""
+    severity, effect = "warning", ""
+    if windows is not None:
+        severity, effect = _slowed_by(windows, rows)
+    title = (
+        f"{rows.height} kernel compilation{'s' if rows.height > 1 else ''} (JIT) during inference{names}: requests stand still meanwhile{effect};"
+        " warm the server up with such requests before it takes traffic"
+    )
+    return [Finding("compile-stall", severity, "measured", title, start, end, evidence_of(rows, context.texts))]
+
+
+def _slowed_by(windows: pl.DataFrame, rows: pl.DataFrame) -> tuple[str, str]:
+    """How grave it was: a warning where a good part of the busy intervals lost half of their tokens."""
+    times = [t for t in rows["at"].to_list() if t is not None]
+    busy = windows.filter(pl.col("running") > 0)
+    hit = busy.filter(
+        pl.any_horizontal(*((pl.col("start") < t) & (pl.col("end") >= t) for t in times[:200]), pl.lit(value=False))
+    )
+    usual = busy.filter(~pl.col("order").is_in(hit["order"].to_list()))["generation_tps"].median()
+    if not hit.height or not isinstance(usual, float):
+        return "info", ""
+    slow = hit.filter(pl.col("generation_tps").fill_null(0) < SLOWED * usual)
+    if slow.height == 0 or slow.height < COMPILE_SHARE * busy.height:
+        return "info", ""
+    least = min(slow["generation_tps"].fill_null(0.0).to_list())
+    return "warning", f" (down to {_rate(least)} generated tokens/s, {_rate(usual)} otherwise)"
+
+
+FAILED_SHARE = 0.02
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", "/v1/embeddings", "/v1/messages")
+
+
+def failed_requests(context: Context) -> list[Finding]:
+    """Requests that were refused, and those that failed or were aborted."""
+    requests, http, runtime = (context.log.get(name) for name in ("request", "http", "runtime"))
+    refused = _many(requests, pl.col("variant") == "queue_full")
+    too_long = _many(runtime, pl.col("variant").is_in(("toolong", "ctxlen")))
+    answers = (
+        None
+        if http is None or "status" not in http.columns
+        else http.filter(pl.col("path").str.split("?").list.first().is_in(GENERATING))
+    )
+    bad = _many(answers, pl.col("status").is_in((400, 413, 422)))
+    busy = _many(answers, pl.col("status").is_in((429, 503)))
+    broken = _many(answers, (pl.col("status") >= 500) & (pl.col("status") != 503))
+    ok = _many(answers, pl.col("status") == 200)
+    aborted = _aborted(requests)
+    failed = _many(
+        requests,
+        (pl.col("variant") == "req_failed") & (pl.col("reason").is_null() | (pl.col("reason") == "engine dead")),
+    )
+    found = []
+    no, why = max(bad, too_long) + max(refused, busy), []
+    if max(refused, busy):
+        why.append(f"{max(refused, busy):,} because the queue was full")
+    if too_long:
+        why.append(f"{too_long:,} because the prompt was too long")
+    if bad > too_long:
+        why.append(f"{bad - too_long:,} with status 400, 413 or 422: too long, or malformed")
+    total = max(1, ok + no + broken + aborted)
+    if no:
+        rows = _first_rows(
+            (runtime, pl.col("variant").is_in(("toolong", "ctxlen"))), (requests, pl.col("variant") == "queue_full")
+        )
+        title = f"{no:,} request{'s were' if no > 1 else ' was'} rejected: {', '.join(why)}"
+        severity = "warning" if no >= max(2, FAILED_SHARE * total) else "info"
+        found.append(Finding("rejected-requests", severity, "measured", title, evidence=_texts(context, rows)))
+    what = [
+        f"{n:,} {word}"
+        for n, word in (
+            (broken, "answered with a status of 500 or more"),
+            (aborted, "aborted (the client left, or timed out)"),
+            (failed if not broken else 0, "failed in the engine"),
+        )
+        if n
+    ]
+    if what:
+        severity = "warning" if max(broken, failed) >= 1 or aborted >= max(3, 5 * FAILED_SHARE * total) else "info"
+        title = f"Requests failed: {', '.join(what)}" + (f"; {ok:,} were answered" if ok else "")
+        found.append(Finding("failed-requests", severity, "measured", title))
+    return found
+
+
+def _many(frame: pl.DataFrame | None, which: pl.Expr) -> int:
+    """How many lines such rows stand for."""
+    return 0 if frame is None else int(frame.filter(which.fill_null(value=False))["repeated"].sum())
+
+
+def _aborted(requests: pl.DataFrame | None) -> int:
+    """V1 prints an abort twice, with the same id; a line may name several requests."""
+    if requests is None:
+        return 0
+    rows = requests.filter(pl.col("variant").is_in(("aborted", "req_aborted")))
+    ids: set[str] = set()
+    for one, many in (
+        rows.select("request_id", "request_ids").iter_rows()
+        if "request_ids" in rows.columns
+        else rows.select("request_id", pl.lit(None)).iter_rows()
+    ):
+        ids |= set(many or ()) | ({one} if one else set())
+    return max(
+        len(ids), *(int(rows.filter(pl.col("variant") == v)["repeated"].sum()) for v in ("aborted", "req_aborted"))
+    )
+
+
+def _first_rows(*parts: tuple[pl.DataFrame | None, pl.Expr]) -> Iterator[tuple[str, int]]:
+    for frame, which in parts:
+        if frame is not None:
+            yield from frame.filter(which).select("source", "line").head(2).rows()
+
+
+def _texts(context: Context, rows: Iterator[tuple[str, int]]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(s, n, context.texts.get((s, n), "")) for s, n in rows)
+
+
+def _runs(context: Context, keeps: Callable[[Row], bool], *, prompts: bool = True) -> Iterator[list[Row]]:
+    """Runs of at least three neighbouring windows that all fulfil a condition; without `prompts` none in which prompts were computed."""
+    windows = context.windows
+    if windows is None or windows["aggregated"].any():
+        return
+    run: list[Row] = []
+    for row in itertools.chain(windows.iter_rows(named=True), [None]):
+        if row is not None and keeps(row) and (prompts or not row["prompt_tps"]):
+            run.append(row)
+            continue
+        if len(run) >= MIN_WINDOWS:
+            yield run
+        run = []
+
+
+def _most(rows: pl.DataFrame, name: str) -> float:
+    return max((v for v in rows[name].to_list() if v is not None), default=0.0)
+
+
+def _waiting(run: list[Row]) -> str:
+    most = max(float(r["waiting"] or 0.0) for r in run)
+    return f"up to {most:.0f} waiting" if most else "nothing waiting"
+
+
+def _evidence(context: Context, run: list[Row]) -> tuple[Evidence, ...]:
+    keys = [(str(r["source"]), int(r["line"]), r["end"]) for r in (run[0], run[-1])]
+    return tuple(Evidence(s, n, context.texts.get((s, n), ""), at) for s, n, at in keys)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def _span(start: datetime, end: datetime) -> str:
+    length = (end - start).total_seconds()
+    return f"{length:.0f} s" if length < 120 else f"{length / 60:.0f} minutes"
