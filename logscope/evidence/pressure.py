@@ -31,6 +31,9 @@ FULL_PCT = 95.0
 NEARLY_FULL_PCT = 90.0
 """KV usage (percent) under which the cache has room, so that a queue waits for something else."""
 
+MUCH_ROOM_PCT = 60.0
+"""KV usage (percent) under which the next prompt fits whatever its length: between two lines a cache fills and empties by a third."""
+
 REPEATS = 3
 """Preemptions from which on they count as repeated (`thrash`)."""
 
@@ -76,12 +79,13 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     """What kept each window's queue from being admitted: "kv", "seats", "both", "prefill", or null (no queue, or not visible).
 
     All `seats` taken bind by themselves, whatever the cache; the line is taken after finished requests gave up their seats, so
-    with room in the cache a few free ones count as taken. With room in both, an interval that was spent on prompts leaves the
+    with room in the cache a few free ones count as taken. With much room, an interval that was spent on prompts leaves the
     token budget (V0: one prefill step after the other). Deferred requests wait for none of these; V0's swapped ones are a queue too.
     """
     queue = pl.col("waiting") - pl.col("deferred").fill_null(0) + pl.col("swapped").fill_null(0) > 0
     full = pl.col("full")
     room = ~full & (pl.col("kv_pct").fill_null(100) < NEARLY_FULL_PCT)
+    much_room = ~full & (pl.col("kv_pct").fill_null(100) < MUCH_ROOM_PCT)
     taken, nearly = pl.lit(value=False), pl.lit(value=False)
     if seats:
         taken = ~pl.col("aggregated") & (pl.col("running") >= seats)
@@ -97,7 +101,7 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
         .then(pl.lit("kv"))
         .when(taken | (nearly & room))
         .then(pl.lit("seats"))
-        .when(room & prefill & ~pl.col("aggregated"))
+        .when(much_room & prefill & ~pl.col("aggregated"))
         .then(pl.lit("prefill"))
     )
     return windows.select(bound=bound.otherwise(None))["bound"]

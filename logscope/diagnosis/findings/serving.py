@@ -14,7 +14,7 @@ import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
-from logscope.evidence.pressure import FULL_PCT, bound_of
+from logscope.evidence.pressure import bound_of
 
 __all__ = [
     "compile_stall",
@@ -101,7 +101,7 @@ def prefill_bound(context: Context) -> list[Finding]:
         return []
     seats = context.log.facts.config.get("max_num_seqs")
     held = windows.filter(bound_of(windows, seats) == "prefill")
-    if held.height < 2:
+    if held.height < 2 or 2 * held.height < windows.filter(pl.col("waiting") > 0).height:
         return []
     start, end = seconds(held["end"].to_list())
     usage, queue = _most(held, "kv_pct"), _most(held, "waiting")
@@ -126,11 +126,7 @@ def deferred(context: Context) -> list[Finding]:
         return []
     most = held.sort("deferred").row(-1, named=True)
     start, end = seconds(held["end"].to_list())
-    room = (
-        ""
-        if (most["kv_pct"] or 0) >= FULL_PCT
-        else f", KV usage is {most['kv_pct'] or 0:.0f} %: KV space is not what they wait for"
-    )
+    room = "" if most["full"] else f", KV usage is {most['kv_pct'] or 0:.0f} %: KV space is not what they wait for"
     title = (
         f"Deferred: {most['deferred']:.0f} of {most['waiting']:.0f} waiting requests are deferred in {held.height} of {windows.height} intervals"
         f" (a KV transfer, a grammar or a LoRA slot is not ready){room}"
