@@ -253,7 +253,7 @@ class PlainReplay(ReplayClock[PlainBatch]):
             record = self.records[request_id]
             kind = chunk_kind(start, record.request.prompt_tokens, record.reached)
             kinds[request_id] = kind
-            unverified = step.drafts.get(request_id, 0)
+            unverified = step.drafts.get(request_id, 0) if step.drafts else 0
             own[request_id] = 0 if kind == DECODE else end - start - unverified
             drafts += unverified
             decodes += kind == DECODE

@@ -49,6 +49,9 @@ class V1Scheduler:
         self.watermark_blocks = int(fraction * config.num_blocks)
         self.hit_unit = config.block_size
         self.drafts = DraftRules.of(config, self.profile)
+        self._lookahead = self.drafts.num_lookahead_tokens
+        self._slots = self.drafts.budget_slots
+        self._not_cached = self.drafts.hash_lookahead + self.drafts.uncached_tail
         self.cadence = PrefillCadence(config.prefill_schedule_interval if self.profile.prefill_interval else 1)
         self._token_budget = 0
         self._threshold = 0
@@ -105,37 +108,39 @@ class V1Scheduler:
                 index = self._preempt_request(preempted_req, index, step)
                 if preempted_req is state:
                     break
-            if state.status == "running":
-                self._take_along(state, num_new_tokens, step)
-                index += 1
-            elif not (self.by_priority and self.profile.goes_on_after_self):
+            if state.status != "running":
+                if self.by_priority and self.profile.goes_on_after_self:
+                    continue
                 return
+            step.scheduled[state.id] = num_new_tokens
+            self._listed.add(state.id)
+            self._token_budget -= num_new_tokens + self._slots
+            if state.num_drafts:
+                self._schedule_drafts(state, num_new_tokens, step)
+            index += 1
 
-    def _take_along(self, state: RequestState, num_new_tokens: int, step: Step) -> None:
-        """Write a running request into the step; what reaches beyond its known tokens are drafts to verify."""
-        step.scheduled[state.id] = num_new_tokens
-        self._listed.add(state.id)
-        self._token_budget -= num_new_tokens + self.drafts.budget_slots
-        if state.num_drafts:
-            known = state.num_tokens + state.num_output_placeholders
-            drafts = state.num_computed_tokens + num_new_tokens - known
-            if drafts > 0:
-                step.drafts[state.id] = drafts
-            state.num_drafts = 0
+    def _schedule_drafts(self, state: RequestState, num_new_tokens: int, step: Step) -> None:
+        """What a running request computes beyond its known tokens are drafts to verify; others are forgotten."""
+        known = state.num_tokens + state.num_output_placeholders
+        drafts = state.num_computed_tokens + num_new_tokens - known
+        if drafts > 0:
+            step.drafts[state.id] = drafts
+        state.num_drafts = 0
 
     def _num_new_tokens(self, state: RequestState) -> int:
         """Tokens for a running request: what it lacks, within threshold, budget and model length."""
-        if self._holds_prompts and state.num_computed_tokens < state.num_prompt_tokens:
+        computed = state.num_computed_tokens
+        if self._holds_prompts and computed < state.num_prompt_tokens:
             return 0
-        known = state.num_tokens + state.num_output_placeholders + state.num_drafts
-        wanted = known - state.num_computed_tokens
+        wanted = state.num_tokens + state.num_output_placeholders + state.num_drafts - computed
         if 0 < self._threshold < wanted:
             wanted = self._threshold
-        budget = self._token_budget - self.drafts.budget_slots
-        wanted = min(wanted, budget, self.config.max_model_len - 1 - state.num_computed_tokens)
+        wanted = min(wanted, self._token_budget - self._slots, self.config.max_model_len - 1 - computed)
         if state.num_output_placeholders:
             wanted = min(wanted, self._async_tail(state))
-        return self._leave_prompt_tail(state, state.num_computed_tokens, max(wanted, 0))
+        if wanted <= 0:
+            return 0
+        return self._leave_prompt_tail(state, computed, wanted) if self.drafts.prompt_tail else wanted
 
     def _leave_prompt_tail(self, state: RequestState, start: int, num_new_tokens: int) -> int:
         """Several MTP modules: a chunk ends with the known tokens or so many before their end."""
@@ -160,7 +165,7 @@ class V1Scheduler:
     def _allocate_slots(self, state: RequestState, num_new_tokens: int) -> bool:
         """Allocate for `num_new_tokens` more (kv_cache_manager.py: allocate_slots); False when blocks lack."""
         end = state.num_computed_tokens + num_new_tokens
-        new = self._num_blocks_for(end + self.drafts.num_lookahead_tokens) - state.num_blocks
+        new = self._num_blocks_for(end + self._lookahead) - state.num_blocks
         if new > self.pool.num_free_blocks:
             return False
         if new > 0:
@@ -208,15 +213,15 @@ class V1Scheduler:
                 num_new_tokens = self._threshold
             if self._holds_prompts and num_new_tokens != 1:
                 break
-            padding = self._padding(start, num_new_tokens, step)
+            padding = self._padding(start, num_new_tokens, step) if self.drafts.num_spec_tokens else 0
             if padding is None:
                 break
-            if num_new_tokens + self.drafts.budget_slots > self._token_budget and self._whole_prompts_only():
+            budget = self._token_budget - self._slots
+            if num_new_tokens > budget and self._whole_prompts_only():
                 if self.profile.unchunked_prompt == "stops":
                     break
                 skipped.append(self.waiting.pop_request())
                 continue
-            budget = self._token_budget - self.drafts.budget_slots
             num_new_tokens = self._leave_prompt_tail(state, start, min(num_new_tokens + padding, budget))
             if num_new_tokens <= 0 and budget > 0 and self.profile.passes_over:
                 skipped.append(self.waiting.pop_request())
@@ -243,7 +248,7 @@ class V1Scheduler:
     def _padding(self, start: int, num_new_tokens: int, step: Step) -> int | None:
         """Padding drafts for a request with one token left beside running decodes (0.28.0 on); None: it has to wait."""
         drafts, rule = self.drafts.num_spec_tokens, self.profile.draft_padding
-        if drafts == 0 or rule == "none" or num_new_tokens != 1:
+        if rule == "none" or num_new_tokens != 1:
             return 0
         hit = rule == "hit" and start > 0
         if not (step.scheduled or hit) or self._runs_prompt(step):
@@ -251,7 +256,7 @@ class V1Scheduler:
         longest = self.config.max_model_len
         if rule == "hit" and start + 1 + drafts + 1 > longest:
             return 0
-        if start + 1 + drafts > longest or 1 + drafts + self.drafts.budget_slots > self._token_budget:
+        if start + 1 + drafts > longest or 1 + drafts + self._slots > self._token_budget:
             return None
         return drafts
 
@@ -281,7 +286,7 @@ class V1Scheduler:
             free -= self.watermark_blocks
         if self.gate and self._num_blocks_for(state.num_tokens) - hit + unused > free:
             return False
-        return self._num_blocks_for(end + self.drafts.num_lookahead_tokens) - hit + unused <= free
+        return self._num_blocks_for(end + self._lookahead) - hit + unused <= free
 
     def _admit(self, state: RequestState, start: int, num_new_tokens: int, hit: int, step: Step) -> None:
         self._take_first_blocks(state, start + num_new_tokens, hit)
@@ -293,7 +298,7 @@ class V1Scheduler:
         self.running.append(state)
         step.scheduled[state.id] = num_new_tokens
         self._listed.add(state.id)
-        self._token_budget -= num_new_tokens + self.drafts.budget_slots
+        self._token_budget -= num_new_tokens + self._slots
 
     def _first_chunk(self, state: RequestState, start: int, num_new_tokens: int) -> int:
         """Tokens of an admitted request's first chunk; 0 ends admission."""
@@ -301,12 +306,13 @@ class V1Scheduler:
 
     def _take_first_blocks(self, state: RequestState, end: int, hit: int) -> None:
         """Give an admitted request the blocks that it hits and the new ones for its first `end` tokens."""
-        self.pool.admit(state, hit, self._num_blocks_for(end + self.drafts.num_lookahead_tokens) - hit)
+        self.pool.admit(state, hit, self._num_blocks_for(end + self._lookahead) - hit)
         self._cache_blocks(state, min(end, state.num_tokens))
 
     def _cache_blocks(self, state: RequestState, num_tokens: int) -> None:
         """Make the full blocks of a request's first `num_tokens` tokens findable."""
-        num_tokens = min(num_tokens, state.num_tokens - self.drafts.hash_lookahead) - self.drafts.uncached_tail
+        if self._not_cached:
+            num_tokens = min(num_tokens, state.num_tokens - self.drafts.hash_lookahead) - self.drafts.uncached_tail
         self.pool.cache_blocks(state, num_tokens // self.config.block_size)
 
     def _num_blocks_for(self, num_tokens: int) -> int:
@@ -365,12 +371,14 @@ class V1Scheduler:
                 if request_id in dropped:
                     self._verify_drafts(dropped[request_id], step, outcome)
                 continue
-            delivered = 1 + self._verify_drafts(state, step, outcome)
-            delivered = min(delivered, state.max_output_tokens - state.num_output_tokens)
+            delivered = 1
+            if step.drafts:
+                accepted = self._verify_drafts(state, step, outcome)
+                delivered = min(1 + accepted, state.max_output_tokens - state.num_output_tokens)
+                if delivered > 1:
+                    outcome.delivered[request_id] = delivered
             state.num_output_tokens += delivered
             outcome.tokens.append(request_id)
-            if delivered > 1:
-                outcome.delivered[request_id] = delivered
             if self.config.async_scheduling:
                 self._replace_placeholders(state, delivered)
             elif self.drafts.num_spec_tokens:
