@@ -222,10 +222,12 @@ class V1Scheduler:
                     break
                 skipped.append(self.waiting.pop_request())
                 continue
-            num_new_tokens = self._leave_prompt_tail(state, start, min(num_new_tokens + padding, budget))
-            if num_new_tokens <= 0 and budget > 0 and self.profile.passes_over:
-                skipped.append(self.waiting.pop_request())
-                continue
+            num_new_tokens = min(num_new_tokens + padding, budget)
+            if self.drafts.prompt_tail:
+                num_new_tokens = self._leave_prompt_tail(state, start, num_new_tokens)
+                if num_new_tokens <= 0 < budget and self.profile.passes_over:
+                    skipped.append(self.waiting.pop_request())
+                    continue
             num_new_tokens = self._first_chunk(state, start, num_new_tokens)
             if num_new_tokens <= 0:
                 break
@@ -273,8 +275,11 @@ class V1Scheduler:
         """Cached blocks at the start of a request, never its last token's; only for one that has computed nothing."""
         if state.num_computed_tokens:
             return 0, 0
-        most = (state.num_tokens - max(1, self.drafts.hash_lookahead)) // self.config.block_size
-        hit, unused = self.pool.get_computed_blocks(state, max(0, most))
+        ahead = self.drafts.hash_lookahead
+        most = (state.num_tokens - 1) // self.config.block_size
+        if ahead > 1:
+            most = max(0, state.num_tokens - ahead) // self.config.block_size
+        hit, unused = self.pool.get_computed_blocks(state, most)
         if hit and self.drafts.drops_block:
             return self.pool.get_computed_blocks(state, hit - 1)
         return hit, unused
