@@ -30,6 +30,7 @@ _LAYERS = 3
 _FEWEST_LINES = 8
 _MOST_UNUSUAL = 3  # one line in so many may be worth a look; with more of them line by line is as fast
 _MOST_FORMS = 8
+_DIGITS = np.frombuffer(b"0123456789", np.uint8)
 _RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
 
 
@@ -124,11 +125,46 @@ def _taken_off(data: bytes, layers: Sequence[Envelope], total: int) -> bytes | N
     for envelope in layers:
         if envelope.bulk is None:
             return None
-        data, count = envelope.bulk.subn(b"\n", b"\n" + data)
-        data = data[1:]
-        if count != total:
-            return None
+        shorter = _without_columns(data, envelope.bulk)
+        if shorter is None:
+            shorter, count = envelope.bulk.subn(b"\n", b"\n" + data)
+            shorter = shorter[1:]
+            if count != total:
+                return None
+        data = shorter
     return data
+
+
+def _without_columns(data: bytes, pattern: re.Pattern[bytes]) -> bytes | None:
+    """The lines without an envelope that differs in digits alone; None where it is to be found line by line.
+
+    Ten times as fast as a substitution.
+    """
+    first = pattern.match(b"\n" + data.partition(b"\n")[0])
+    width = first.end() - 1 if first is not None else 0
+    codes = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(codes == ord("\n"))
+    if not data.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
+    if width < 1 or (ends - starts < width).any():
+        return None
+    head = data[:width]
+    digits = np.isin(codes[:width], _DIGITS)
+    if any(_end(pattern, re.sub(rb"\d", digit, head)) != width for digit in (b"0", b"9")):
+        return None
+    heads = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))[starts].view(np.uint8)
+    heads = heads.reshape(len(starts), width)
+    if (heads[:, ~digits] != codes[:width][~digits]).any() or (heads[:, digits] - np.uint8(ord("0")) > 9).any():
+        return None
+    kept = np.ones(len(data), np.bool_)
+    kept[starts[:, None] + np.arange(width)] = False
+    return codes[kept].tobytes()
+
+
+def _end(pattern: re.Pattern[bytes], head: bytes) -> int:
+    found = pattern.match(b"\n" + head)
+    return found.end() - 1 if found is not None else 0
 
 
 def _bare(block: TextBlock, data: bytes, layers: tuple[Envelope, ...], clock: Clock) -> TextBlock:
@@ -144,9 +180,7 @@ def _without_json(block: TextBlock, clock: Clock, forms: list[JsonForm]) -> Text
         taken = form.taken_off(block.data, len(block.ends), clock)
         if taken is None or len(taken.odd):
             return None
-        sizes = np.fromiter(map(len, taken.heads), np.int64, len(taken.heads))
-        heads = Heads(b"".join(taken.heads), np.cumsum(sizes) - sizes, sizes)
-        return TextBlock(block.number, taken.data, JsonEnvelopes(block, form, clock, heads))
+        return TextBlock(block.number, taken.data, JsonEnvelopes(block, form, clock, taken.heads))
 
     for form in forms:
         bare = taken_off(form)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from parsers.envelopes.form import Peeled, looks_like_record
 from parsers.envelopes.journal_fields import journal_entry
 from parsers.envelopes.stamps import Clock
-from parsers.lines import JsonRecord, Outer, json_without_lone_surrogates
+from parsers.lines import Heads, JsonRecord, Outer, json_without_lone_surrogates
 
 __all__ = ["JsonForm", "TakenOff", "entries", "from_line", "json_form", "parse"]
 
@@ -261,7 +261,7 @@ class TakenOff(NamedTuple):
     """The lines out of their envelopes, what of these tells the facts (`heads`), and which lines are to be looked at by themselves."""
 
     data: bytes
-    heads: list[bytes]
+    heads: Heads
     odd: NDArray[np.int64]
 
 
@@ -275,22 +275,23 @@ class JsonForm:
 
     def taken_off(self, data: bytes, count: int, clock: Clock) -> TakenOff | None:
         """Take the envelopes off `count` lines; None where not all have this form."""
-        found = self._pattern.findall(data if data.endswith(b"\n") else data + b"\n")
+        data = data if data.endswith(b"\n") else data + b"\n"
+        found = self._pattern.findall(data)
         if len(found) != count:
             return None
-        columns = list(zip(*found, strict=True))
-        payloads = columns.pop(self._payload)
-        heads = list(columns[0]) if len(columns) == 1 else list(map(b"\0".join, zip(*columns, strict=True)))
-        text, odd = _unescaped(payloads)
+        groups = list(zip(*found, strict=True))
+        payloads = groups.pop(self._payload)
+        heads = list(groups[0]) if len(groups) == 1 else list(map(b"\0".join, zip(*groups, strict=True)))
+        text, odd = _unescaped(b"\n".join(payloads) + b"\n")
         kinds = [head.translate(_MASK) for head in heads]
-        known = self._kinds
-        for kind in set(kinds).difference(known):
-            if len(known) >= _MOST_KINDS:
+        for kind in set(kinds).difference(self._kinds):
+            if len(self._kinds) >= _MOST_KINDS:
                 return None
-            known[kind] = self._is_one_line(data, kinds.index(kind), clock)
-        if not all(known.values()):
-            odd |= {row for row, kind in enumerate(kinds) if not known[kind]}
-        return TakenOff(text, heads, np.array(sorted(odd), np.int64))
+            self._kinds[kind] = self._is_one_line(data, kinds.index(kind), clock)
+        if not all(self._kinds.values()):
+            odd |= {row for row, kind in enumerate(kinds) if not self._kinds[kind]}
+        sizes = np.fromiter(map(len, heads), np.int64, count)
+        return TakenOff(text, Heads(b"".join(heads), np.cumsum(sizes) - sizes, sizes), np.array(sorted(odd), np.int64))
 
     def _is_one_line(self, data: bytes, row: int, clock: Clock) -> bool:
         line = data.split(b"\n", row + 1)[row]
@@ -378,9 +379,8 @@ def _decoded(raw: bytes) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _unescaped(payloads: tuple[bytes, ...]) -> tuple[bytes, set[int]]:
+def _unescaped(data: bytes) -> tuple[bytes, set[int]]:
     """The texts of JSON strings as lines, and which of them are none."""
-    data = b"\n".join(payloads) + b"\n"
     odd: set[int] = set()
     if b"\\" not in data:
         return data, odd
