@@ -57,15 +57,19 @@ class Observation:
     steps: int
 
 
+LONGEST_STEP_S = 86_400.0
+"""No step takes a day; times of a replay stay far below what 64 bits of nanoseconds hold."""
+
+
 def batch_duration(model: StepTime, prefill_tokens: int, decode_requests: int, kv_tokens: int, requests: int) -> int:
     """A model's seconds as nanoseconds.
 
     Raises:
-        ConfigError: the model gives a time that is negative or not a number.
+        ConfigError: the model gives a time that is negative, not a number, or longer than `LONGEST_STEP_S`.
     """
     seconds = model.seconds(prefill_tokens, decode_requests, kv_tokens, requests)
-    if not 0.0 <= seconds < math.inf:
-        raise ConfigError(f"the step-time model gives {seconds} s for a step")
+    if not 0.0 <= seconds <= LONGEST_STEP_S:
+        raise ConfigError(f"the step-time model gives {seconds:g} s for a step: no step takes so long")
     return round(seconds * 1e9)
 
 

@@ -123,7 +123,7 @@ def _linear(coefficients: Any) -> LinearStepTime:
     missing = [key for key in _STEP_TIME_KEYS if key not in values]
     if missing:
         raise ConfigError(f"step_time.{missing[0]} is missing")
-    numbers = {key: _positive(f"step_time.{key}", values[key], 0.0) for key in _STEP_TIME_KEYS}
+    numbers = {key: _positive(f"step_time.{key}", values[key], 0.0, 3600.0) for key in _STEP_TIME_KEYS}
     if not any(numbers.values()):
         raise ConfigError("step_time is zero in every part: time would stand still")
     return LinearStepTime(**numbers)
@@ -198,13 +198,15 @@ def _whole(key: str, value: Any) -> int:
     return int(number)
 
 
-def _positive(key: str, value: Any, least: float) -> float:
+def _positive(key: str, value: Any, least: float, most: float = 1e18) -> float:
     shown = short_repr(value)
     number = None if isinstance(value, str) else finite_number(value)
     if number is None:
         raise ConfigError(f"{key} is {shown}: it must be a finite number")
     if number < least:
         raise ConfigError(f"{key} is {shown}: it must be at least {least:g}")
+    if number > most:
+        raise ConfigError(f"{key} is {shown}: it must be at most {most:g}")
     return number
 
 
