@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from logscope.diagnosis.ordering import compare_orders, ordering_finding
+from logscope.diagnosis.findings.replayed import compare_orders, ordering_finding
+from logscope.inference.prediction import Samples
 from logscope.inference.workloads import Workload
 from logscope.server.engines import EngineFacts, KvCache
 from reference_engine.cost.step_time import StepCost
@@ -52,12 +53,12 @@ def facts(policy: str) -> EngineFacts:
 
 
 def test_another_order_is_offered_to_who_serves_first_come_first_served() -> None:
-    (found,) = ordering_finding(facts("fcfs"), workload(0.5), engine())
+    (found,) = ordering_finding(facts("fcfs"), Samples((workload(0.5),), engine()))
     assert "A priority policy would change who waits" in found.title
 
 
 def test_it_is_not_offered_to_who_serves_by_priority_already() -> None:
-    assert ordering_finding(facts("priority"), workload(0.5), engine()) == []
+    assert ordering_finding(facts("priority"), Samples((workload(0.5),), engine())) == []
 
 
 @pytest.mark.parametrize(("version", "said"), [("0.32.0", True), ("0.9.2", True), ("0.9.1", False), ("0.8.5", False)])

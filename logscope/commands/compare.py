@@ -51,7 +51,7 @@ def command(
     """
     from logscope.analysis import analyze
     from logscope.comparison import compare
-    from logscope.execution.workers import Beside
+    from logscope.execution.executors import Beside
     from logscope.inference.effort import Effort
     from logscope.log.frames import read_log
     from logscope.log.span import partly_read

@@ -53,7 +53,7 @@ def command(
     from logscope.errors import LogscopeError
     from logscope.live.follow import live_lines, needed, open_source, open_unit
     from logscope.live.monitor import Monitor
-    from logscope.live.publisher import Teller
+    from logscope.live.publisher import Publisher
     from logscope.log.span import check_something_read
     from parsers.reading.by_line import read_lines
     from parsers.reading.events import Coverage
@@ -68,17 +68,17 @@ def command(
         chunks = stack.enter_context(open_unit(unit) if unit is not None else open_source(name, time.sleep))
         screen = _screen(monitor, name, json_target, display)
         stack.enter_context(screen)
-        teller = Teller(monitor, screen, _out(stack, json_target), told=not new)
+        publisher = Publisher(monitor, screen, _out(stack, json_target), told=not new)
         stack.enter_context(_sigterm())
         try:
-            lines = needed(live_lines(teller.timed(chunks), timezone=timezone), coverage)
+            lines = needed(live_lines(publisher.timed(chunks), timezone=timezone), coverage)
             for event in read_lines(lines, coverage, name=name, year=year):
-                teller.tell(monitor.take(event))
+                publisher.tell(monitor.take(event))
         except (KeyboardInterrupt, _Stopped):
             stopped = True
         except ValueError as error:
             raise LogscopeError(str(error)) from None
-        teller.finish(told=stopped or bool(coverage.vllm_records))
+        publisher.finish(told=stopped or bool(coverage.vllm_records))
     if not stopped:
         check_something_read(coverage)
 

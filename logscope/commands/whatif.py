@@ -57,7 +57,7 @@ def command(
       logscope whatif server.log --set max_num_seqs=12
     """
     from logscope.analysis import analyze
-    from logscope.execution.workers import Beside
+    from logscope.execution.executors import Beside
     from logscope.inference.effort import Effort
     from logscope.log.frames import read
     from logscope.output.json import whatif_document

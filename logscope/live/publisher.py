@@ -9,7 +9,7 @@ from typing import Protocol, TextIO
 from logscope.live.monitor import Monitor, Notice
 from logscope.output.events import to_json
 
-__all__ = ["Screen", "Teller"]
+__all__ = ["Publisher", "Screen"]
 
 REDRAW_S = 0.25
 
@@ -28,7 +28,7 @@ class Screen(Protocol):
         """Draw the state as it is now."""
 
 
-class Teller:
+class Publisher:
     """Hands notices to the screen and to the JSON stream, and the time that passes to the monitor."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Few rows that stand for many: of a large family, those by which the findings tell what all its rows would tell them.
+"""Representative rows, few for many: of a large family, those by which the findings tell what all its rows would tell them.
 
 Kept are the first and last of each kind of row (whose it is, where it stands, what it shows of unsupported features), those with the
 earliest and latest time, and those behind which no later time comes. Health probes are counted between statistics lines: the first
@@ -21,7 +21,7 @@ from parsers.reading.columns import Lean
 from parsers.reading.events import Event
 from parsers.reading.frames import FrameBuilder
 
-__all__ = ["LARGE_FAMILIES", "AnalysisRows", "ThinRows", "marked", "thinned"]
+__all__ = ["LARGE_FAMILIES", "AnalysisRows", "RepresentativeRows", "marked", "representatives"]
 LARGE_FAMILIES = ("request", "http", "iteration")
 """The families with a row for each request or step; all others have few."""
 
@@ -44,7 +44,7 @@ def marked(frame: pl.DataFrame, stats: Orders) -> pl.DataFrame:
     return frame.with_columns(pl.Series(MARK, marks, dtype=pl.Int64))
 
 
-def thinned(family: str, frame: pl.DataFrame) -> pl.DataFrame:
+def representatives(family: str, frame: pl.DataFrame) -> pl.DataFrame:
     """The rows that stand for a frame of a large family (of `http`: one that was `marked`), in its order.
 
     Frames that were thinned and put together can be thinned again.
@@ -140,7 +140,7 @@ class AnalysisRows(FrameBuilder):
     def __init__(self, wanted: Wanted = "replay") -> None:
         super().__init__()
         self._wanted = wanted
-        self._large: dict[str, ThinRows] = {}
+        self._large: dict[str, RepresentativeRows] = {}
         self._stats_orders: list[Orders] = []
         self._added = 0
         self.stored: dict[str, StoredRows] = {}
@@ -187,7 +187,7 @@ class AnalysisRows(FrameBuilder):
             store = None
             if self._wanted != "findings":
                 store = StoredWriter(family, whole=self._wanted == "frames")
-            large = self._large[family] = ThinRows(family, store)
+            large = self._large[family] = RepresentativeRows(family, store)
         large.take(pl.concat(older), self._orders())
 
     def _orders(self) -> Orders:
@@ -197,7 +197,7 @@ class AnalysisRows(FrameBuilder):
         return np.sort(self._stats_orders[0], kind="stable") if self._stats_orders else np.empty(0, np.int64)
 
 
-class ThinRows:
+class RepresentativeRows:
     """A large family: what stands for its rows, and the file that has all of them."""
 
     def __init__(self, family: str, store: StoredWriter | None = None) -> None:
@@ -211,7 +211,7 @@ class ThinRows:
             self.store.append(frame)
         if self.family == "http":
             frame = marked(frame, stats)
-        self._thin.append(thinned(self.family, frame))
+        self._thin.append(representatives(self.family, frame))
         if sum(map(len, self._thin)) > 2 * self._least + STEP:
             self._again()
 
@@ -221,5 +221,5 @@ class ThinRows:
         return self._thin[0].drop(MARK, strict=False)
 
     def _again(self) -> None:
-        self._thin = [thinned(self.family, pl.concat(self._thin))]
+        self._thin = [representatives(self.family, pl.concat(self._thin))]
         self._least = len(self._thin[0])

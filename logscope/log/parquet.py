@@ -245,7 +245,7 @@ def _write_number(out: bytearray, number: int) -> None:
 
 
 _LEVEL = 1  # of zstd: a tenth of the size, a third of the time of level 3
-_MOST_MOULDS = 512
+_MOST_LEVEL_PAGES = 512
 
 
 class _Pages(NamedTuple):
@@ -272,7 +272,7 @@ class RowGroups:
         self._waiting = 0
         self._groups: list[Struct] = []
         self._written = 0
-        self._moulds: dict[tuple[str, Value], _Pages] = {}
+        self._level_pages: dict[tuple[str, Value], _Pages] = {}
         self._file.write(MAGIC)
         self._at = len(MAGIC)
 
@@ -309,21 +309,21 @@ class RowGroups:
         varied = [c for c in lean.frame.get_columns() if c.name not in {**level, **alike}]
         varied += [column.categories().alias(name) for name, column in lean.coded.items()]
         made = _pages(pl.DataFrame(varied))
-        made |= {name: made[twin].named(name) for name, twin in alike.items()}
+        made |= {name: made[earlier].named(name) for name, earlier in alike.items()}
         values = {n: level.get(n, lean.same.get(n)) for n in self._schema if n not in made}
-        self._group(self._moulded(values) | made, len(lean))
+        self._group(self._pages_of_level(values) | made, len(lean))
 
-    def _moulded(self, values: Mapping[str, Value]) -> dict[str, _Pages]:
+    def _pages_of_level(self, values: Mapping[str, Value]) -> dict[str, _Pages]:
         """The pages of columns that have one value each."""
-        unknown = {name: v for name, v in values.items() if (name, v) not in self._moulds}
-        if len(self._moulds) + len(unknown) > _MOST_MOULDS:
-            self._moulds.clear()
+        unknown = {name: v for name, v in values.items() if (name, v) not in self._level_pages}
+        if len(self._level_pages) + len(unknown) > _MOST_LEVEL_PAGES:
+            self._level_pages.clear()
             unknown = dict(values)
         made = _pages(
             pl.DataFrame(repeated(value, self._rows, self._schema[name]).alias(name) for name, value in unknown.items())
         )
-        self._moulds |= {(name, value): made[name] for name, value in unknown.items()}
-        return {name: self._moulds[name, value] for name, value in values.items()}
+        self._level_pages |= {(name, value): made[name] for name, value in unknown.items()}
+        return {name: self._level_pages[name, value] for name, value in values.items()}
 
     def _group(self, pages: Mapping[str, _Pages], rows: int) -> None:
         chunks = []
@@ -347,9 +347,9 @@ def _level_and_alike(frame: pl.DataFrame) -> tuple[dict[str, Value], dict[str, s
         if first == last and _is_level(column):
             level[column.name] = first
             continue
-        twin = seen.setdefault((column.dtype, first, last), column)
-        if twin is not column and twin.equals(column):
-            alike[column.name] = twin.name
+        earlier = seen.setdefault((column.dtype, first, last), column)
+        if earlier is not column and earlier.equals(column):
+            alike[column.name] = earlier.name
     return level, alike
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from parsers.envelopes.rare import rows_of
 
-__all__ = ["HEAD", "RewrittenError", "Stand", "Window", "head_hash"]
+__all__ = ["HEAD", "ResumePoint", "RewrittenError", "TailWindow", "head_hash"]
 
 HEAD = 1024
 _KEPT = 8 << 20
@@ -31,7 +31,7 @@ class RewrittenError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class ResumePoint:
     """Where an earlier run stopped: it read `end` bytes; to go on, read from `start` (after `lines` lines), whose text has `digest`.
 
     With `closed` nothing was pending at `end`.
@@ -44,17 +44,17 @@ class Stand:
     closed: bool = False
 
 
-class Window:
-    """The text of one source from a `Stand` on; `known` while the text that was read before goes by, `ended` after the last block."""
+class TailWindow:
+    """The text of one source from a `ResumePoint` on; `known` while the text that was read before goes by, `ended` after the last block."""
 
-    def __init__(self, stand: Stand | None = None) -> None:
-        self.stand = stand if stand is not None else Stand()
-        self.known = self.stand.end > self.stand.start
+    def __init__(self, resume_point: ResumePoint | None = None) -> None:
+        self.resume_point = resume_point if resume_point is not None else ResumePoint()
+        self.known = self.resume_point.end > self.resume_point.start
         self.ended = False
         self.whole = False
         self._at = 0  # offset of the text that comes next
         self._kept: deque[tuple[int, int, bytes]] = deque()  # offset, lines before, text
-        self._lines = self.stand.lines
+        self._lines = self.resume_point.lines
         self._size = 0
 
     @property
@@ -69,7 +69,7 @@ class Window:
 
     def reach(self, stream: BinaryIO, head: bytes) -> bytes:
         """Go to the window's start in a plain file; gives the bytes to go on with."""
-        start = self.stand.start
+        start = self.resume_point.start
         if not start or head.startswith(_NOT_PLAIN) or not stream.seekable():
             return head
         stream.seek(start)
@@ -93,7 +93,7 @@ class Window:
 
     def _skipped(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         for block in blocks:
-            skip = self.stand.start - self._at
+            skip = self.resume_point.start - self._at
             if skip >= len(block):
                 self._at += len(block)
                 continue
@@ -103,7 +103,7 @@ class Window:
 
     def _read_before(self, blocks: Iterator[bytes]) -> tuple[bytes, bytes]:
         """The text that was read before, checked, and what follows it in the same block."""
-        size = self.stand.end - self.stand.start
+        size = self.resume_point.end - self.resume_point.start
         if size <= 0:
             return b"", b""
         parts: list[bytes] = []
@@ -112,7 +112,7 @@ class Window:
             parts.append(block)
             have += len(block)
         text = b"".join(parts)
-        if hashlib.sha256(text[:size]).hexdigest() != self.stand.digest:
+        if hashlib.sha256(text[:size]).hexdigest() != self.resume_point.digest:
             raise RewrittenError
         return text[:size], text[size:]
 
@@ -133,26 +133,26 @@ class Window:
     def earliest_line(self) -> int:
         """The first line (from 1) that begins within the text still at hand."""
         at, before, _ = self._kept[0] if self._kept else (0, 0, b"")
-        return before + (1 if at == self.stand.start else 2)
+        return before + (1 if at == self.resume_point.start else 2)
 
-    def stand_at(self, line: int, *, closed: bool = False) -> Stand:
+    def resume_at(self, line: int, *, closed: bool = False) -> ResumePoint:
         """The stand of a run that stops here and has to begin at `line` to go on; raises ValueError for a line not at hand."""
         end = self._at if closed else self._end_of_lines()
         start = self._offset_of(line)
         if start is None:
             raise ValueError(line)
         start = min(start, end)
-        return Stand(start, end, line - 1, self._digest(start, end), closed)
+        return ResumePoint(start, end, line - 1, self._digest(start, end), closed)
 
     def _end_of_lines(self) -> int:
         for at, _, block in reversed(self._kept):
             if (found := block.rfind(b"\n")) >= 0:
                 return at + found + 1
-        return self.stand.end if self.stand.end else 0
+        return self.resume_point.end if self.resume_point.end else 0
 
     def _offset_of(self, line: int) -> int | None:
-        if line - 1 == self.stand.lines:
-            return self.stand.start
+        if line - 1 == self.resume_point.lines:
+            return self.resume_point.start
         for at, before, block in self._kept:
             need = line - 1 - before
             if need <= block.count(b"\n"):

@@ -30,7 +30,7 @@ from parsers.sources.compression import BLOCK, DamagedError, compression_of, dec
 from parsers.sources.discovery import Found, discover
 from parsers.sources.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.sources.object_stores import RemoteFile, sentence_of
-from parsers.sources.resuming import Window
+from parsers.sources.resuming import TailWindow
 from parsers.sources.rotation import pod_of, rotation_of
 
 __all__ = ["JournalQuery", "Source", "Sources", "expand", "journal_of", "open_file", "pushed_back"]
@@ -77,7 +77,7 @@ class Source:
         self.newest_first = False
         self.goes_on = False  # in the next file of its rotated set
         self.compression: str | None = None
-        self.window: Window | None = None
+        self.window: TailWindow | None = None
         self._is_journal = False
         self._stream = stream
         self._query = query

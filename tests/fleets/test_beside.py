@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from logscope.analysis import analyze
-from logscope.execution.executors import ExecutorError, Processes, Serial, executor_for
+from logscope.execution.executors import Beside, ExecutorError, Processes, Serial, executor_for, worker_pool
 from logscope.execution.fleet_analysis import analyze_fleet
-from logscope.execution.workers import Beside, worker_pool
 from logscope.inference.effort import Effort
 from logscope.inference.windows import estimate
 from logscope.inference.windows.particles import Node, Particle, carried, unpacked
@@ -84,7 +83,7 @@ def test_where_no_process_can_be_started_this_one_does_all(monkeypatch: pytest.M
     def refused(jobs: int) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr("logscope.execution.workers.worker_pool", refused)
+    monkeypatch.setattr("logscope.execution.executors.worker_pool", refused)
     with Beside(others=1, patience_s=0.0) as executor:
         assert [n for n, _ in executor.map(slowly, range(4))] == list(range(4))
 

@@ -25,7 +25,7 @@ from tests.fleets.logs import busy
 from tests.incremental.test_any_split import TEXTS, YEAR
 
 
-def news(state: Path, log: Path) -> list[dict[str, Any]]:
+def files_read(state: Path, log: Path) -> list[dict[str, Any]]:
     events = new_events(state, expand([str(log)]), Coverage(), year=YEAR, keep=KEEP_EVENTS)
     return [event_object(e) for e in events]
 
@@ -40,11 +40,11 @@ def test_the_events_of_all_runs_are_those_of_one(name: str, cuts: list[float]) -
         patched.setattr(reading, "QUIET_S", float("inf"))
         for stop in sorted(int(c * len(data)) for c in cuts):
             log.write_bytes(data[:stop])
-            found += news(state, log)
+            found += files_read(state, log)
         log.write_bytes(data)
         patched.setattr(reading, "QUIET_S", float("-inf"))  # nobody writes to it any more
-        found += news(state, log)
-        assert news(state, log) == []
+        found += files_read(state, log)
+        assert files_read(state, log) == []
         expected = read_events(expand([str(log)]), Coverage(), year=YEAR)
         key = lambda e: (e["line"], json.dumps(e["fields"], default=str))  # noqa: E731
         assert sorted(found, key=key) == sorted(map(event_object, expected), key=key)
@@ -54,10 +54,10 @@ def test_the_last_line_is_given_at_once_but_not_a_half_one(tmp_path: Path) -> No
     log, state = tmp_path / "server.log", tmp_path / "state"
     text = "\n".join(busy(minutes=1)[:-1]) + "\n"
     log.write_text(text[:-40])
-    first = news(state, log)
+    first = files_read(state, log)
     log.write_text(text)
     assert all(e["line"] < text.count("\n") for e in first)
-    *_, last = rest = news(state, log)
+    *_, last = rest = files_read(state, log)
     assert (last["family"], last["line"]) == ("stats", text.count("\n"))
     assert len(first + rest) == len(list(read_events(expand([str(log)]), Coverage(), year=YEAR)))
 
@@ -99,6 +99,6 @@ def test_a_quiet_log_gives_its_last_traceback(tmp_path: Path) -> None:
     text = TEXTS["plain"]
     end = text.index("\n", text.index("torch.OutOfMemoryError")) + 1
     log.write_text(text[:end])
-    assert "runtime" not in {e["family"] for e in news(state, log)}
+    assert "runtime" not in {e["family"] for e in files_read(state, log)}
     os.utime(log, (1_700_000_000, 1_700_000_000))
-    assert {e["family"] for e in news(state, log)} == {"runtime"}
+    assert {e["family"] for e in files_read(state, log)} == {"runtime"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from logscope.live.monitor import Monitor, Notice
-from logscope.live.publisher import Teller
+from logscope.live.publisher import Publisher
 from tests.logs import stats_v1, v1_start
 
 FULL = "\n".join([*v1_start(), *[stats_v1(10 * i, 6, 4, 97.0) for i in range(1, 5)]]) + "\n"
@@ -143,7 +143,7 @@ class _Screen:
 
 def test_time_that_passes_is_the_clocks() -> None:
     monitor, screen, now = Monitor(), _Screen(), [100.0]
-    teller = Teller(monitor, screen, None, clock=lambda: now[0])
+    publisher = Publisher(monitor, screen, None, clock=lambda: now[0])
     from tests.watching.test_monitor import watch
 
     watch(monitor, *v1_start(), stats_v1(10, 2, 3, 5.0))
@@ -153,7 +153,7 @@ def test_time_that_passes_is_the_clocks() -> None:
             now[0] += 10.0
             yield None
 
-    assert list(teller.timed(pauses())) == [None] * 7  # type: ignore[arg-type]
+    assert list(publisher.timed(pauses())) == [None] * 7  # type: ignore[arg-type]
     assert [n.event for n in screen.seen] == ["silent"]
     assert screen.drawn == 7
 

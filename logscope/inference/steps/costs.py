@@ -1,4 +1,4 @@
-"""What an account of a change asks one to believe: blocks that must have been freed, room that must have lacked.
+"""What an explanation of a change asks one to believe: blocks that must have been freed, room that must have lacked.
 
 A cost is in the unit of a log-likelihood: 0 for what the rules foretell, more for what they do not.
 """
@@ -14,13 +14,13 @@ from logscope.inference.steps.arrivals import Arrivals
 from logscope.inference.steps.observed import Rules, Steps
 from logscope.inference.steps.state import Live, State
 
-__all__ = ["Costs"]
+__all__ = ["ExplanationCosts"]
 
 _SOON = 200  # steps before the log's end in which an evicted request may still wait
 
 
-class Costs:
-    """Looks at a log's steps. The lists `c`, `ct`, `g`, `n`, `total`, `excess`, `used`, `lost` are the steps' own figures.
+class ExplanationCosts:
+    """Looks at a log's steps. The lists `context`, `context_tokens`, `generation`, `requests`, `total`, `excess`, `used`, `lost` are the steps' own figures.
 
     What it reckons of a state is kept until `forget`.
     """
@@ -28,12 +28,12 @@ class Costs:
     def __init__(self, steps: Steps, arrivals: Arrivals, rules: Rules) -> None:
         self.rules = rules
         self.count = len(steps)
-        self.c: list[int] = steps.context.tolist()
-        self.ct: list[int] = steps.context_tokens.tolist()
-        self.g: list[int] = steps.generation.tolist()
+        self.context: list[int] = steps.context.tolist()
+        self.context_tokens: list[int] = steps.context_tokens.tolist()
+        self.generation: list[int] = steps.generation.tolist()
         self.excess: list[int] = steps.excess.tolist()
         self.total: list[int] = steps.tokens.tolist()
-        self.n: list[int] = steps.requests.tolist()
+        self.requests: list[int] = steps.requests.tolist()
         self.used: list[float] = steps.used.tolist()
         self.error = steps.used_error
         self.lost: list[int] = steps.lost.tolist()
@@ -120,7 +120,7 @@ class Costs:
                 else:
                     grown += 1.0 / self.size
                     doubt += 1.0 / self.size
-        for tokens, many in ((self.ct[step], self.c[step]), (self.excess[step] + 1, 1)):
+        for tokens, many in ((self.context_tokens[step], self.context[step]), (self.excess[step] + 1, 1)):
             if tokens <= 1:
                 continue
             if many == 1:
@@ -143,7 +143,7 @@ class Costs:
             return cost
         free = self.rules.usable - self.used[seen - 1]
         needed = len(state.running) + 1
-        if self.c[k - 1]:
+        if self.context[k - 1]:
             needed += self.total[k - 1] // self.size
         if free - self.error > needed:
             cost += 12.0
@@ -191,7 +191,7 @@ class Costs:
 
     def _room(self, state: State, k: int) -> float | None:
         """Blocks that were free when step k had been scheduled; None where something else than blocks ended the admission."""
-        if self.n[k] >= self.rules.seats > 0 or self.total[k] >= self.rules.budget > 0:
+        if self.requests[k] >= self.rules.seats > 0 or self.total[k] >= self.rules.budget > 0:
             return None
         before = self.used[k - 1]
         if self.late:  # what ended with the step before was still held
@@ -234,7 +234,7 @@ class Costs:
             prompt, certain = state.prompt(live)
             expected += min(prompt + live.out, self.rules.threshold or np.inf)
             sure &= certain
-        tokens = self.ct[k]
+        tokens = self.context_tokens[k]
         cut = self.total[k] >= self.rules.budget > 0
         if (cut and tokens <= expected) or (others and tokens >= expected + others):
             return 0.0

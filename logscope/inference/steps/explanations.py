@@ -1,6 +1,6 @@
 """The accounts of one change: how the running list before a step can have become what the step scheduled.
 
-`Accounts.of` lists them with their costs (see `iteration_costs`).
+`Explanations.of` lists them with their costs (see `iteration_costs`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from logscope.inference.steps.costs import Costs
+from logscope.inference.steps.costs import ExplanationCosts
 from logscope.inference.steps.state import State
 
-__all__ = ["MARGIN", "Account", "Accounts"]
+__all__ = ["MARGIN", "Explanation", "Explanations"]
 
-MARGIN = 6.0  # of cost over the cheapest, within which an account stays in the race
+MARGIN = 6.0  # of cost over the cheapest, within which an explanation stays in the race
 _FEW = 12  # requests of which every pair is looked at
 _HOPELESS = 9.0
 _CHOICES = 5  # ways to say who it was, for one way to say how many
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class Explanation:
     """One way to explain a change. Numbers are places in the running list as it was.
 
     `complete`: prompts and recomputations that ended with the step before; `finished`: reached their limit with it; `lifted`:
@@ -42,18 +42,18 @@ class Account:
     new: int = 0
 
 
-class Accounts(Costs):
+class Explanations(ExplanationCosts):
     """Lists accounts for a log's steps."""
 
-    def of(self, state: State, k: int, ceiling: float) -> Iterator[Account]:
+    def of(self, state: State, k: int, ceiling: float) -> Iterator[Explanation]:
         """All accounts that agree with the counts of step k and cost no more than `ceiling`, nor `MARGIN` more than the cheapest."""
         self._ceiling = ceiling
-        for account in self._all(state, k):
-            if account.cost <= self._ceiling:
-                self._ceiling = min(self._ceiling, account.cost + MARGIN)
-                yield account
+        for explanation in self._all(state, k):
+            if explanation.cost <= self._ceiling:
+                self._ceiling = min(self._ceiling, explanation.cost + MARGIN)
+                yield explanation
 
-    def _all(self, state: State, k: int) -> Iterator[Account]:
+    def _all(self, state: State, k: int) -> Iterator[Explanation]:
         self.forget()
         prompts = [i for i, r in enumerate(state.running) if r.phase == "prefill"]
         resumes = [i for i, r in enumerate(state.running) if r.phase == "recompute"]
@@ -78,7 +78,7 @@ class Accounts(Costs):
                         for i in complete
                         if state.running[i].limit and state.running[i].out + 1 >= state.running[i].limit
                     ]
-                    base = Account(cost + more, complete, tuple(forced))
+                    base = Explanation(cost + more, complete, tuple(forced))
                     yield from self._without_eviction(state, k, base, going, redoing)
                     yield from self._with_eviction(state, k, base, going, redoing)
 
@@ -93,7 +93,7 @@ class Accounts(Costs):
         if not prompts:
             return 0.0
         threshold = self.rules.threshold
-        missing = threshold * self.c[step] - self.ct[step]
+        missing = threshold * self.context[step] - self.context_tokens[step]
         fewest = -(-missing // max(1, threshold - 1)) - cut
         return 4.0 * max(0, fewest - ended) + (2.0 * ended if missing <= 0 else 0.0)
 
@@ -111,8 +111,10 @@ class Accounts(Costs):
 
     # -- the two kinds of accounts ------------------------------------------------------------------
 
-    def _without_eviction(self, state: State, k: int, base: Account, going: int, redoing: int) -> Iterator[Account]:
-        carried = self.c[k] - going
+    def _without_eviction(
+        self, state: State, k: int, base: Explanation, going: int, redoing: int
+    ) -> Iterator[Explanation]:
+        carried = self.context[k] - going
         alive = len(state.running) - len(base.finished)
         for resumed in self._resumable(state):
             if self.rules.resumed_as_context:
@@ -121,7 +123,7 @@ class Accounts(Costs):
                 new = carried - sum(1 for i in resumed if state.waiting[i].out == 0)
             if new < 0:
                 continue
-            extra = alive + new + len(resumed) - self.n[k]
+            extra = alive + new + len(resumed) - self.requests[k]
             if self.rules.threshold and abs(extra) > 1:
                 continue
             cost = self._admit_cost(state, k, going, redoing, resumed, new)
@@ -141,13 +143,15 @@ class Accounts(Costs):
         for count in range(3, len(state.waiting) + 1):
             yield tuple(range(count))
 
-    def _with_eviction(self, state: State, k: int, base: Account, going: int, redoing: int) -> Iterator[Account]:
-        gone = len(state.running) - len(base.finished) - self.n[k]
+    def _with_eviction(
+        self, state: State, k: int, base: Explanation, going: int, redoing: int
+    ) -> Iterator[Explanation]:
+        gone = len(state.running) - len(base.finished) - self.requests[k]
         staying = [i for i in range(len(state.running)) if i not in base.finished]
         for evicted in range(1, min(gone + 1, len(staying)) + 1):
             for victims in self._victims(staying, evicted):
                 cut = sum(1 for i in victims if i not in base.complete and state.running[i].phase == "prefill")
-                if self.c[k] != going - cut:
+                if self.context[k] != going - cut:
                     continue
                 cost = base.cost + self._evict_cost(state, k, victims)
                 if self.excess[k] and not redoing:
@@ -163,7 +167,7 @@ class Accounts(Costs):
 
     # -- who ended ----------------------------------------------------------------------------------
 
-    def _ended(self, state: State, k: int, base: Account, extra: int) -> Iterator[Account]:
+    def _ended(self, state: State, k: int, base: Explanation, extra: int) -> Iterator[Explanation]:
         """Say who ended besides those at their limit: `extra` more, or fewer."""
         if base.cost > self._ceiling:
             return
@@ -201,7 +205,9 @@ class Accounts(Costs):
             # a limit of which the log says nothing is foreseen by the scheduler
             yield from self._by_themselves(state, k, replace(base, left_at=k - 1), extra, free)
 
-    def _by_themselves(self, state: State, k: int, base: Account, extra: int, free: list[int]) -> Iterator[Account]:
+    def _by_themselves(
+        self, state: State, k: int, base: Explanation, extra: int, free: list[int]
+    ) -> Iterator[Explanation]:
         freed, doubt = self.freed(state, base.left_at)
         if freed is None:
             fits = [i for i in free if self._limit_fits(state, i, base.left_at)]
@@ -233,8 +239,8 @@ class Accounts(Costs):
                 yield tuple(sorted((one, other)))
 
     def _fitting(
-        self, state: State, base: Account, extra: int, able: list[int], freed: float, doubt: float
-    ) -> Iterator[Account]:
+        self, state: State, base: Explanation, extra: int, able: list[int], freed: float, doubt: float
+    ) -> Iterator[Explanation]:
         """Those whose blocks fit what was freed, the best few."""
         step = base.left_at + self.late
         held = self._held_by(state, step)

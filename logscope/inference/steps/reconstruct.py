@@ -25,7 +25,7 @@ from logscope.inference.steps.arrivals import Arrivals, guessed, read_arrivals, 
 from logscope.inference.steps.clock import Floats, Ints
 from logscope.inference.steps.load import evicted_waiting
 from logscope.inference.steps.observed import Rules, Steps, Track, read_steps
-from logscope.inference.steps.records import Story, stalled_steps, tell
+from logscope.inference.steps.records import ReconstructedRun, reconstruct_run, stalled_steps
 from logscope.inference.steps.track import track
 from logscope.inference.workloads import Workload
 from logscope.server.engines import EngineFacts, engine_config
@@ -39,7 +39,7 @@ _ALONE = Effort()
 
 
 def fit_of_steps(
-    stats: pl.DataFrame | None, story: Story, steps: Steps, config: EngineConfig
+    stats: pl.DataFrame | None, run: ReconstructedRun, steps: Steps, config: EngineConfig
 ) -> tuple[dict[str, float | None], float | None]:
     """1 - mean absolute error / mean of what the statistics lines say, not under 0; and the share of their tokens that the steps hold."""
     fit: dict[str, float | None] = dict.fromkeys(("running", "waiting", "kv_usage", "generation"))
@@ -47,31 +47,31 @@ def fit_of_steps(
         return fit, None
     rows = stats.filter(pl.col("running").is_not_null()).sort("order")
     at = np.searchsorted(steps.order, rows["order"].to_numpy()) - 1
-    coverage = _coverage(rows, at, story)
+    coverage = _coverage(rows, at, run)
     inside = at >= 0
     if not inside.any():
         return fit, coverage
     rows, at = rows.filter(pl.Series(inside)), at[inside]
-    fit["running"] = _closeness(_column(rows, "running"), story.running[at].astype(float))
-    fit["waiting"] = _closeness(_column(rows, "waiting"), story.waiting[at].astype(float))
+    fit["running"] = _closeness(_column(rows, "running"), run.running[at].astype(float))
+    fit["waiting"] = _closeness(_column(rows, "waiting"), run.waiting[at].astype(float))
     usage = _column(rows, "gpu_kv_cache_usage_pct") / 100
     fit["kv_usage"] = _closeness(usage, steps.used[at] / max(1, config.num_blocks - 1))
-    fit["generation"] = _closeness(*_generated(rows, at, story))
+    fit["generation"] = _closeness(*_generated(rows, at, run))
     return fit, coverage
 
 
-def _generated(rows: pl.DataFrame, at: Ints, story: Story) -> tuple[Floats, Floats]:
+def _generated(rows: pl.DataFrame, at: Ints, run: ReconstructedRun) -> tuple[Floats, Floats]:
     """Tokens between the statistics lines: as they say, and as the steps gave."""
     seconds = rows["at"].dt.epoch("us").to_numpy() / 1e6
     said = _column(rows, "generation_throughput")[1:] * np.diff(seconds)
-    done = np.concatenate([[0], np.cumsum(story.delivered)])
+    done = np.concatenate([[0], np.cumsum(run.delivered)])
     return said, np.diff(done[at + 1]).astype(float)
 
 
-def _coverage(rows: pl.DataFrame, at: Ints, story: Story) -> float | None:
+def _coverage(rows: pl.DataFrame, at: Ints, run: ReconstructedRun) -> float | None:
     if rows.height < 2:
         return None
-    said, ours = _generated(rows, at, story)
+    said, ours = _generated(rows, at, run)
     known = ~np.isnan(said)
     total = float(said[known].sum())
     return float(np.minimum(said, ours)[known].sum() / total) if total > 0 else None
@@ -108,7 +108,7 @@ _WORK, _FEWEST, _MOST = 24_000, 3, 12
 def reconstruct(
     frames: Mapping[str, pl.DataFrame], facts: EngineFacts, effort: Effort = _ALONE
 ) -> InferredReplay | None:
-    """Account for every step of one engine.
+    """Explanation for every step of one engine.
 
     Args:
         frames: the engine's frames.
@@ -131,9 +131,9 @@ def reconstruct(
     arrivals = _placed(found, arrivals, steps, stats)
     prompts = [max(1, round(h.prompt)) for h in found.histories]
     hits = _hits(stats, prompts) if config.enable_prefix_caching else 0
-    story = tell(found, steps, arrivals, rules, prompts, hits)
+    run = reconstruct_run(found, steps, arrivals, rules, prompts, hits)
     effort.report(1.0)
-    answer = _answer(found, steps, arrivals, rules, story, stats, config, hits)
+    answer = _answer(found, steps, arrivals, rules, run, stats, config, hits)
     return replace(answer, pressure=_pressure(answer.preemptions.value, stats), seed=effort.seed)
 
 
@@ -148,7 +148,7 @@ def _answer(
     steps: Steps,
     arrivals: Arrivals,
     rules: Rules,
-    story: Story,
+    run: ReconstructedRun,
     stats: pl.DataFrame | None,
     config: EngineConfig,
     hits: int,
@@ -156,29 +156,29 @@ def _answer(
     explained = max(0.0, 1.0 - found.cost / max(1.0, _BADLY * len(found.histories)))
     ahead = int(rules.asynchronous)  # a step is scheduled while the one before it runs
     evicted = [max(0, k - ahead) for k, _ in found.evictions]
-    times = [_naive(story.epoch + float(story.begin[k]) / 1e9) for k in evicted]
-    fit, coverage = fit_of_steps(stats, story, steps, config)
+    times = [_naive(run.epoch + float(run.begin[k]) / 1e9) for k in evicted]
+    fit, coverage = fit_of_steps(stats, run, steps, config)
     certain = rules.exact_limits or (len(arrivals) > 0 and bool(arrivals.exact.all()))
     low, value, high = _bounds(found, len(steps), explained, certain)
-    result = ReplayResult(config, story.records, story.gaps, story.log)
+    result = ReplayResult(config, run.records, run.gaps, run.log)
     summary = result.summary()
-    sample = _sample(story, hits, config)
+    sample = _sample(run, hits, config)
     replayed = replace(config, async_scheduling=False, enable_prefix_caching=hits > 0)
     samples = Samples((sample,), replayed)
     return InferredReplay(
-        origin=_naive(story.epoch),
+        origin=_naive(run.epoch),
         level="steps",
         requests=len(sample.requests),
-        preemptions=PreemptionCount(low, value, high, _recomputed(found, steps, rules, story), _timeline(times)),
+        preemptions=PreemptionCount(low, value, high, _recomputed(found, steps, rules, run), _timeline(times)),
         pressure="none",
         fit=fit,
         latency={"ttft_s": summary.ttft_s, "e2e_s": summary.e2e_s, "itl_s": summary.itl_s, "basis": "inferred"},
         ledger=slow_and_typical(result.requests()),
-        step_time=story.calibration.linear,
+        step_time=run.calibration.linear,
         replay=result,
         samples=samples,
         screening=samples,
-        steps=StepAccount(explained, coverage, arrivals.known, story.calibration.error, tuple(times)),
+        steps=StepAccount(explained, coverage, arrivals.known, run.calibration.error, tuple(times)),
     )
 
 
@@ -305,10 +305,10 @@ def _naive(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc).replace(tzinfo=None)
 
 
-def _recomputed(found: Track, steps: Steps, rules: Rules, story: Story) -> int:
+def _recomputed(found: Track, steps: Steps, rules: Rules, run: ReconstructedRun) -> int:
     """The first model runner's excess is exact; prompts that were cut short, and all of the second's, go by lengths."""
     if rules.resumed_as_context:
-        return round(story.recomputed * _not_cached(found, steps))
+        return round(run.recomputed * _not_cached(found, steps))
     return int(steps.excess.sum()) + round(sum(h.redone for h in found.histories))
 
 
@@ -336,31 +336,31 @@ def _hits(stats: pl.DataFrame | None, prompts: list[int]) -> int:
     return round(float(rate / max(1.0 - rate, 0.02) * computed)) if rate > 0.02 else 0
 
 
-def _sample(story: Story, hits: int, config: EngineConfig) -> Workload:
+def _sample(run: ReconstructedRun, hits: int, config: EngineConfig) -> Workload:
     """The requests as seen, with the speed of the machine in each window; single steps that stalled stand apart."""
-    length = (story.end - story.begin) / 1e9
-    stalled = stalled_steps(story.begin, story.end, story.predicted)
-    ends = tuple(np.arange(_WINDOW_S, float(story.end[-1]) / 1e9, _WINDOW_S).tolist())
-    window = np.searchsorted(np.array(ends), story.begin / 1e9, side="right")
+    length = (run.end - run.begin) / 1e9
+    stalled = stalled_steps(run.begin, run.end, run.predicted)
+    ends = tuple(np.arange(_WINDOW_S, float(run.end[-1]) / 1e9, _WINDOW_S).tolist())
+    window = np.searchsorted(np.array(ends), run.begin / 1e9, side="right")
     speeds, speed = [], 1.0
     for i in range(len(ends) + 1):
         inside = (window == i) & ~stalled
-        expected = float(story.predicted[inside].sum())
+        expected = float(run.predicted[inside].sum())
         if expected > 0.5:
             speed = float(np.clip(length[inside].sum() / expected, 0.3, 3.0))
         speeds.append(speed)
-    stalls = [_stall(story, int(k)) for k in np.flatnonzero(stalled)]
+    stalls = [_stall(run, int(k)) for k in np.flatnonzero(stalled)]
     # whole blocks, as the cache holds nothing else
     head = hits // config.block_size * config.block_size
-    requests = sorted((_sharing(r.request, head) for r in story.records), key=lambda r: (r.arrival_s, str(r.id)))
-    return Workload(tuple(requests), story.calibration.model, ends, tuple(speeds), tuple(stalls))
+    requests = sorted((_sharing(r.request, head) for r in run.records), key=lambda r: (r.arrival_s, str(r.id)))
+    return Workload(tuple(requests), run.calibration.model, ends, tuple(speeds), tuple(stalls))
 
 
-def _stall(story: Story, step: int) -> tuple[float, float]:
+def _stall(run: ReconstructedRun, step: int) -> tuple[float, float]:
     """Start and end of a step that stalled; it begins with the request that woke an idle engine."""
-    begin = int(story.begin[step])
-    woke = [r.arrival for r in story.records if 0 <= begin - r.arrival < 20_000_000]
-    return min([begin, *woke]) / 1e9, float(story.end[step]) / 1e9
+    begin = int(run.begin[step])
+    woke = [r.arrival for r in run.records if 0 <= begin - r.arrival < 20_000_000]
+    return min([begin, *woke]) / 1e9, float(run.end[step]) / 1e9
 
 
 def _sharing(request: Request, head: int) -> Request:

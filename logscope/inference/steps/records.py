@@ -30,15 +30,15 @@ from reference_engine.model.ledger import (
 from reference_engine.model.request import Request
 from reference_engine.model.step import StepLog
 
-__all__ = ["Story", "stalled_steps", "tell"]
+__all__ = ["ReconstructedRun", "reconstruct_run", "stalled_steps"]
 
 _MOST_ROWS = 200_000  # of the log of steps
 _GAP_NS = 100_000  # gaps between tokens are counted to a tenth of a millisecond
 
 
 @dataclass(frozen=True)
-class Story:
-    """Everything that the steps tell. Times in nanoseconds from `Story.epoch` (seconds since 1970, the log's clock).
+class ReconstructedRun:
+    """Everything that the steps tell. Times in nanoseconds from `ReconstructedRun.epoch` (seconds since 1970, the log's clock).
 
     `records`: requests whose arrival is known, in order of admission, then those that were never admitted; `begin`, `end`: the
     interval of each step, that between two busy steps included; `running`, `waiting`: after each step; `delivered`: tokens
@@ -60,7 +60,7 @@ class Story:
     recomputed: int
 
 
-def tell(
+def reconstruct_run(
     track: Track,
     steps: Steps,
     arrivals: Arrivals,
@@ -68,7 +68,7 @@ def tell(
     prompts: Sequence[int],
     cached: int = 0,
     epoch: float | None = None,
-) -> Story:
+) -> ReconstructedRun:
     """Write the records.
 
     `prompts`: each history's computed prompt tokens, `cached`: those that came from the cache besides; `epoch`: where the
@@ -92,7 +92,7 @@ def tell(
     records = writer.records()
     running, waiting, finished = queues_of(track, arrivals, len(steps))
     log = _step_log(writer, running, waiting, finished, rules)
-    return Story(
+    return ReconstructedRun(
         epoch=epoch,
         records=records,
         gaps=writer.gaps(),

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from logscope.inference.steps.arrivals import Arrivals
-from logscope.inference.steps.explanations import MARGIN, Account, Accounts
+from logscope.inference.steps.explanations import MARGIN, Explanation, Explanations
 from logscope.inference.steps.observed import History, Rules, Steps, Track
 from logscope.inference.steps.state import Live, State
 
@@ -38,7 +38,7 @@ def track(steps: Steps, arrivals: Arrivals, rules: Rules, seed: int = 0, kept: i
 
 class _Search:
     def __init__(self, steps: Steps, arrivals: Arrivals, rules: Rules, seed: int, kept: int) -> None:
-        self.accounts = Accounts(steps, arrivals, rules)
+        self.explanations = Explanations(steps, arrivals, rules)
         self.arrivals, self.rules, self.kept = arrivals, rules, kept
         self.count = len(steps)
         self.limit = arrivals.limit.tolist()
@@ -65,13 +65,13 @@ class _Search:
         if self.rules.priority:
             histories = _named(histories, range(self.arrivals.before, len(self.limit)))
         return Track(
-            histories=histories, cost=best.cost, low=min(near), high=max(near), blind_steps=sum(self.accounts.lost)
+            histories=histories, cost=best.cost, low=min(near), high=max(near), blind_steps=sum(self.explanations.lost)
         )
 
     def _eventful(self) -> Iterator[int]:
         """Steps at which something came, went, or was recomputed; in all others each running request got a token."""
-        view = self.accounts
-        n, c, excess = np.array(view.n), np.array(view.c), np.array(view.excess)
+        view = self.explanations
+        n, c, excess = np.array(view.requests), np.array(view.context), np.array(view.excess)
         busy = (c > 0) | (excess > 0)
         eventful = busy.copy()
         eventful[1:] |= busy[:-1] | (np.diff(n) != 0)
@@ -82,11 +82,11 @@ class _Search:
 
     def _begin(self) -> State:
         state = State()
-        for _ in range(self.accounts.g[0]):
+        for _ in range(self.explanations.generation[0]):
             live = Live(state.numbers, -1, 0, False, "decode", 0, 0, -1, before_log=True)
             state.numbers += 1
             state.running.append(live)
-        for _ in range(self.accounts.c[0]):
+        for _ in range(self.explanations.context[0]):
             self._admit(state, 0)
         self._share(state, 0)
         return state
@@ -95,14 +95,14 @@ class _Search:
         for state in states:
             self._before(state, k)
         self._weigh(states, k)
-        if self.accounts.lost[k]:
+        if self.explanations.lost[k]:
             return self._cross(states, k)
-        ways: list[tuple[float, int, State, Account]] = []
+        ways: list[tuple[float, int, State, Explanation]] = []
         cheapest = math.inf
         for state in states:
-            for account in self.accounts.of(state, k, cheapest + MARGIN - state.cost):
-                cheapest = min(cheapest, state.cost + account.cost)
-                ways.append((state.cost + account.cost, len(ways), state, account))
+            for explanation in self.explanations.of(state, k, cheapest + MARGIN - state.cost):
+                cheapest = min(cheapest, state.cost + explanation.cost)
+                ways.append((state.cost + explanation.cost, len(ways), state, explanation))
         if not ways:
             best = min(states, key=lambda s: s.cost)
             return [self._start_over(best, k)]
@@ -110,12 +110,12 @@ class _Search:
         ends = ways[0][0] + MARGIN
         next_states: list[State] = []
         seen = set()
-        for cost, _, state, account in ways:
+        for cost, _, state, explanation in ways:
             if cost > ends or len(next_states) >= self.kept:
                 break
             new = state.copy()
             new.cost = cost
-            self._apply(new, k, account)
+            self._apply(new, k, explanation)
             signature = new.signature()
             if signature not in seen:
                 seen.add(signature)
@@ -157,7 +157,7 @@ class _Search:
     def _passed(self, state: State, k: int) -> State:
         """The state after the missing steps, those gone who must have reached their limit."""
         new = state.copy()
-        lost = self.accounts.lost[k]
+        lost = self.explanations.lost[k]
         for place, live in enumerate(new.running):
             if live.phase == "decode":
                 new.running[place] = replace(live, mark=live.mark - lost)
@@ -174,11 +174,11 @@ class _Search:
 
     def _join(self, state: State, k: int) -> None:
         """Bring the running list to what step k scheduled."""
-        view = self.accounts
-        while len(state.running) > view.g[k]:
+        view = self.explanations
+        while len(state.running) > view.generation[k]:
             left = [r.limit - r.outputs(k - 1) if r.limit else 0 for r in state.running]
             state.finish(left.index(min(left)), k - 1, False)
-        lacking = view.g[k] - len(state.running)
+        lacking = view.generation[k] - len(state.running)
         for i in range(lacking):
             if state.waiting:
                 state.resume(0, k)
@@ -188,22 +188,22 @@ class _Search:
             out = live.out + max(1, round(view.lost[k] * (lacking - i) / (lacking + 1)))
             # when it began is not known, so neither is when it reaches its limit
             state.running[-1] = replace(live, phase="decode", out=out, mark=k - 1, limit=0, exact=False)
-        for _ in range(view.c[k]):
+        for _ in range(view.context[k]):
             self._admit(state, k)
         self._share(state, k)
 
-    # -- applying an account ----------------------------------------------------------------------
+    # -- applying an explanation ----------------------------------------------------------------------
 
-    def _apply(self, state: State, k: int, account: Account) -> None:
-        for place in account.complete:
+    def _apply(self, state: State, k: int, explanation: Explanation) -> None:
+        for place in explanation.complete:
             state.complete(place, k - 1)
-        lifted = {state.running[p].number for p in account.lifted}
+        lifted = {state.running[p].number for p in explanation.lifted}
         state.running = [replace(r, limit=0, exact=False) if r.number in lifted else r for r in state.running]
-        ended = [(place, k - 1) for place in account.finished]
-        ended += [(place, account.left_at) for place in self._leavers(state, account)]
-        if len(ended) == 1 and not account.anybody:
+        ended = [(place, k - 1) for place in explanation.finished]
+        ended += [(place, explanation.left_at) for place in self._leavers(state, explanation)]
+        if len(ended) == 1 and not explanation.anybody:
             self._learn_blocks(state, *ended[0])
-        evicted = [state.running[place].number for place in account.evicted]
+        evicted = [state.running[place].number for place in explanation.evicted]
         for place, step in sorted(ended, reverse=True):
             if self.rules.priority:
                 self._name(state, place, step)
@@ -212,10 +212,10 @@ class _Search:
             state.finish(place, max(step, live.mark), aborted)
         for number in evicted:
             state.evict([r.number for r in state.running].index(number), k)
-        numbers = [state.waiting[place].number for place in account.resumed]
+        numbers = [state.waiting[place].number for place in explanation.resumed]
         for number in numbers:
             state.resume([r.number for r in state.waiting].index(number), k)
-        for _ in range(account.new):
+        for _ in range(explanation.new):
             self._admit(state, k)
         self._share(state, k)
 
@@ -223,28 +223,28 @@ class _Search:
         """A request has ended: its length tells who it was."""
         live = state.running[place]
         if live.request < 0 and not live.before_log:
-            view = self.accounts
+            view = self.explanations
             request = state.match(live, step, view.by_limit, view.position)
             if request is not None:
                 state.name(place, request)
 
-    def _leavers(self, state: State, account: Account) -> Sequence[int]:
+    def _leavers(self, state: State, explanation: Explanation) -> Sequence[int]:
         """Who left for no known reason; where nothing tells, anybody."""
-        if not account.anybody:
-            return account.leavers
-        taken = {*account.finished, *account.leavers, *account.evicted}
+        if not explanation.anybody:
+            return explanation.leavers
+        taken = {*explanation.finished, *explanation.leavers, *explanation.evicted}
         able = [i for i, r in enumerate(state.running) if r.phase == "decode" and i not in taken and not r.exact]
         able = able or [i for i in range(len(state.running)) if i not in taken]
-        some = self.draw.sample(able, min(account.anybody, len(able)))
-        return (*account.leavers, *some)
+        some = self.draw.sample(able, min(explanation.anybody, len(able)))
+        return (*explanation.leavers, *some)
 
     def _learn_blocks(self, state: State, place: int, step: int) -> None:
         """What a request gave back tells its length to within a block."""
         live = state.running[place]
         if live.group < 0 or state.prompt(live)[1] or self.rules.shared:
             return
-        freed, doubt = self.accounts.freed_in(state, step)
-        if freed is None or doubt > 1.0 or self.accounts.error > 1.0:
+        freed, doubt = self.explanations.freed_in(state, step)
+        if freed is None or doubt > 1.0 or self.explanations.error > 1.0:
             return
         size = max(1, self.rules.block_size)
         prompt = round((freed - 0.5) * size) - live.outputs(step) + 1
@@ -273,10 +273,10 @@ class _Search:
 
     def _share(self, state: State, k: int) -> None:
         """Note who shared the step's context tokens and its recomputed ones."""
-        view = self.accounts
+        view = self.explanations
         prompts = [i for i, r in enumerate(state.running) if r.phase == "prefill"]
         resumed = [i for i, r in enumerate(state.running) if r.phase == "recompute"]
-        tokens, rough = view.ct[k], False
+        tokens, rough = view.context_tokens[k], False
         if self.rules.resumed_as_context:
             resumed = [i for i in resumed if state.running[i].start == k]
             alone = not prompts and len(resumed) == 1
@@ -302,10 +302,10 @@ class _Search:
         budget = self.rules.budget
         if self.rules.caching or self.rules.threshold:
             return False
-        return self.accounts.total[k] < budget or not budget
+        return self.explanations.total[k] < budget or not budget
 
     def _start_over(self, state: State, k: int) -> State:
-        """No account fits: keep those who can have stayed, and take the rest as new."""
+        """No explanation fits: keep those who can have stayed, and take the rest as new."""
         new = self._passed(state, k)
         new.cost += 20.0
         self._join(new, k)

@@ -1,6 +1,6 @@
 """Frames that grow from run to run: `read_with_state` gives what one run over everything would give.
 
-Large families of a state folder: they are thinned out of their segments, without being in memory as a whole.
+Large families of a state folder: their representative rows are taken out of the segments, without being in memory as a whole.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from logscope.atomic_files import whole_file
 from logscope.evidence.finding import Evidence
 from logscope.log import kept_rows as analysis_rows
 from logscope.log.frames import EVIDENCE_FAMILIES, LogFrames, within_span
-from logscope.log.kept_rows import LARGE_FAMILIES, ThinRows
+from logscope.log.kept_rows import LARGE_FAMILIES, RepresentativeRows
 from logscope.log.parquet import RowGroups
 from logscope.log.span import Reading, Wanted
-from logscope.log.state.read_new import SETTLED, News, read_news
-from logscope.log.state.read_state import Entry, Memory, locked
+from logscope.log.state.read_new import SETTLED, FilesRead, read_new
+from logscope.log.state.read_state import Entry, ReadState, locked
 from logscope.log.stored_rows import FrameFiles, Numbers, StoredRows
 from parsers.reading.by_line import MAX_SAMPLES, Keep
 from parsers.reading.columns import Lean
@@ -29,7 +29,7 @@ from parsers.reading.events import Coverage, Event, add_coverage
 from parsers.reading.frames import FrameBuilder
 from parsers.reading.in_bulk.reader import Bulk
 
-__all__ = ["Place", "large_families", "places_in", "places_of", "read_with_state", "thin_frames"]
+__all__ = ["Place", "large_families", "places_in", "places_of", "read_with_state", "representative_frames"]
 _ROWS_AT_ONCE = 50_000
 
 Place = tuple[int, str, int]
@@ -59,19 +59,19 @@ def places_of(large: Mapping[str, Sequence[Path]]) -> Iterator[Place]:
             yield from places_in(pl.scan_parquet(file))
 
 
-def thin_frames(
+def representative_frames(
     large: Mapping[str, Sequence[Path]], numbers: Numbers, stats: pl.DataFrame | None
 ) -> dict[str, pl.DataFrame]:
     """The rows that stand for all, by family (see `logscope.log.kept_rows`)."""
     orders = np.empty(0, np.int64) if stats is None else stats["order"].to_numpy()
     found = {}
     for family, files in large.items():
-        thin = ThinRows(family)
+        kept = RepresentativeRows(family)
         for file in files:
             rows = numbers.of(pl.scan_parquet(file))
             for at in range(0, _rows(file), _ROWS_AT_ONCE):
-                thin.take(rows.slice(at, _ROWS_AT_ONCE).collect(), orders)
-        found[family] = thin.frame()
+                kept.take(rows.slice(at, _ROWS_AT_ONCE).collect(), orders)
+        found[family] = kept.frame()
     return found
 
 
@@ -133,12 +133,12 @@ class _Collected:
 class _Collector:
     """Takes events: those that are settled, and for each file those of its end."""
 
-    def __init__(self, memory: Memory, settled: FrameBuilder) -> None:
-        self.memory = memory
+    def __init__(self, state: ReadState, settled: FrameBuilder) -> None:
+        self.state = state
         self.settled = _Collected(settled)
         self.tails: dict[int, _Collected] = {}
-        settled.go_on_from(memory.order)
-        for server, name, last_us in memory.last:
+        settled.go_on_from(state.order)
+        for server, name, last_us in state.last:
             settled.set_last(server, name, last_us)
 
     def take(self, event: Event, entry: Entry, settled: bool) -> None:
@@ -165,10 +165,10 @@ class _Collector:
         return found
 
     def end(self) -> None:
-        """Tell the memory how far it went."""
+        """Note in the state how far it went."""
         builder = self.settled.builder
-        self.memory.order = builder.order
-        self.memory.last = [[server, name, us] for (server, name), us in builder.last_times().items()]
+        self.state.order = builder.order
+        self.state.last = [[server, name, us] for (server, name), us in builder.last_times().items()]
 
 
 def read_with_state(folder: Path, sources: Sequence[Any], reading: Reading) -> LogFrames:
@@ -177,47 +177,49 @@ def read_with_state(folder: Path, sources: Sequence[Any], reading: Reading) -> L
     Large families are thinned, as by `logscope.log.frames.read_log`, where the span is open. Raises StateError for a folder that cannot be used and for sources that cannot be read on.
     """
     with locked(folder):
-        memory = Memory.load(folder, {"year": reading.year})
-        memory.runs += 1
-        with closing(FrameFiles(folder, f"{memory.runs:08}.")) as files:
-            collector = _Collector(memory, files)
-            news = News()
+        state = ReadState.load(folder, {"year": reading.year})
+        state.runs += 1
+        with closing(FrameFiles(folder, f"{state.runs:08}.")) as files:
+            collector = _Collector(state, files)
+            files_read = FilesRead()
             keep, bulk = Keep(exceptions=True), collector.bulk
-            for event, entry, standing in read_news(sources, memory, news, year=reading.year, keep=keep, in_bulk=bulk):
+            for event, entry, standing in read_new(
+                sources, state, files_read, year=reading.year, keep=keep, in_bulk=bulk
+            ):
                 collector.take(event, entry, standing == SETTLED)
             collector.end()
             written = files.finish()
-        kept = _kept_tails(folder, memory, {e.id for e in news.present})
+        kept = _kept_tails(folder, state, {e.id for e in files_read.present})
         tails = [{**c.builder.frames(), **c.lines()} for c in collector.tails.values()]
-        _write(folder, memory, written, collector.settled.lines(), _joined([kept, *tails]))
-        large = large_families(folder, memory.segments) if reading.span.is_open else {}
-        small = [name for name in memory.segments if name.split(".")[-2] not in large]
+        _write(folder, state, written, collector.settled.lines(), _joined([kept, *tails]))
+        large = large_families(folder, state.segments) if reading.span.is_open else {}
+        small = [name for name in state.segments if name.split(".")[-2] not in large]
         frames = _joined(_segments(folder, small))
         if large:
-            return _of_large(frames, large, memory, news, reading.wanted)
-    return within_span(_as_one_run(frames, memory, news), reading.span)
+            return _of_large(frames, large, state, files_read, reading.wanted)
+    return within_span(_as_one_run(frames, state, files_read), reading.span)
 
 
-def _kept_tails(folder: Path, memory: Memory, present: set[int]) -> Frames:
+def _kept_tails(folder: Path, state: ReadState, present: set[int]) -> Frames:
     """What stood at the end of files that are gone."""
-    gone = [str(e.id) for e in memory.entries if e.id not in present]
-    old = _joined(_segments(folder, [s for s in memory.segments if s.startswith(f"{TAIL}.")]))
-    memory.segments = [s for s in memory.segments if not s.startswith(f"{TAIL}.")]
+    gone = [str(e.id) for e in state.entries if e.id not in present]
+    old = _joined(_segments(folder, [s for s in state.segments if s.startswith(f"{TAIL}.")]))
+    state.segments = [s for s in state.segments if not s.startswith(f"{TAIL}.")]
     kept = {name: f.filter(pl.col("source").is_in(gone)) for name, f in old.items()}
     return {name: frame for name, frame in kept.items() if frame.height}
 
 
-def _write(folder: Path, memory: Memory, written: Sequence[str], lines: Frames, tail: Frames) -> None:
+def _write(folder: Path, state: ReadState, written: Sequence[str], lines: Frames, tail: Frames) -> None:
     """The frames first (those `written` already), then what says that they count, then away with what counts no more."""
-    parts = [s for s in memory.segments if not s.startswith(f"{TAIL}.")]
+    parts = [s for s in state.segments if not s.startswith(f"{TAIL}.")]
     runs = {s.split(".")[0] for s in parts}
-    parts += [*written, *_written(folder, f"{memory.runs:08}", lines)]
+    parts += [*written, *_written(folder, f"{state.runs:08}", lines)]
     if len(runs) >= MAX_SEGMENTS:
-        parts = _together(folder, f"{memory.runs:08}a", parts)
-    memory.segments = parts + _written(folder, f"{TAIL}.{memory.runs:08}", tail)
-    memory.save(folder)
+        parts = _together(folder, f"{state.runs:08}a", parts)
+    state.segments = parts + _written(folder, f"{TAIL}.{state.runs:08}", tail)
+    state.save(folder)
     for path in folder.glob("*.parquet"):
-        if path.name not in memory.segments:
+        if path.name not in state.segments:
             path.unlink(missing_ok=True)
 
 
@@ -263,35 +265,35 @@ def _joined(parts: Sequence[Mapping[str, pl.DataFrame]]) -> Frames:
     return {f: p[0] if len(p) == 1 else pl.concat(p, how="diagonal_relaxed") for f, p in found.items()}
 
 
-def _as_one_run(frames: Frames, memory: Memory, news: News) -> LogFrames:
+def _as_one_run(frames: Frames, state: ReadState, files_read: FilesRead) -> LogFrames:
     """Names, servers and order as one run over the files gives them."""
-    entries = _reading_order(memory, news)
+    entries = _reading_order(state, files_read)
     position = {str(entry.id): index for index, entry in enumerate(entries)}
     names = {str(entry.id): entry.name for entry in entries}
     texts, exceptions = _lines_of(frames)
     servers = _server_numbers(_places([*frames.values(), exceptions]), position)
-    found = LogFrames({}, _coverage(entries, news))
+    found = LogFrames({}, _coverage(entries, files_read))
     _add_lines(found, texts, exceptions, position, names, servers)
     found.frames = _ordered(frames, position, names, servers)
     return found
 
 
 def _of_large(
-    frames: Frames, large: Mapping[str, Sequence[Path]], memory: Memory, news: News, wanted: Wanted | None
+    frames: Frames, large: Mapping[str, Sequence[Path]], state: ReadState, files_read: FilesRead, wanted: Wanted | None
 ) -> LogFrames:
     """`_as_one_run` where some families are only on the disk: events keep the order that it gives, but are not numbered through."""
-    entries = _reading_order(memory, news)
+    entries = _reading_order(state, files_read)
     position = {str(entry.id): index for index, entry in enumerate(entries)}
     names = {str(entry.id): entry.name for entry in entries}
     texts, exceptions = _lines_of(frames)
     places = [*_places([*frames.values(), exceptions]), *places_of(large)]
     servers = _server_numbers(places, position)
-    shifts = {source: place * (memory.order + 1) for source, place in position.items()}
+    shifts = {source: place * (state.order + 1) for source, place in position.items()}
     numbers = Numbers(servers, shifts, names)
-    found = LogFrames({}, _coverage(entries, news))
+    found = LogFrames({}, _coverage(entries, files_read))
     _add_lines(found, texts, exceptions, position, names, servers)
     small = {f: numbers.of(frame.lazy()).collect().sort("order") for f, frame in frames.items()}
-    found.frames = {**small, **thin_frames(large, numbers, small.get("stats"))}
+    found.frames = {**small, **representative_frames(large, numbers, small.get("stats"))}
     found.frames = dict(sorted(found.frames.items(), key=lambda f: int(f[1]["order"][0])))
     if wanted != "findings":
         found.stored = {f: StoredRows.of_files(f, files, numbers) for f, files in large.items()}
@@ -319,11 +321,11 @@ def _add_lines(
         place.append(Evidence(names[source], line, text))
 
 
-def _reading_order(memory: Memory, news: News) -> list[Entry]:
+def _reading_order(state: ReadState, files_read: FilesRead) -> list[Entry]:
     """The files in the order of the input; those that are gone before the others of their set."""
-    present = list(news.present)
+    present = list(files_read.present)
     here = {entry.id for entry in present}
-    gone = [e for e in memory.entries if e.id not in here and e.settled.lines + e.tail.lines]
+    gone = [e for e in state.entries if e.id not in here and e.settled.lines + e.tail.lines]
     for entry in sorted(gone, key=lambda e: e.id, reverse=True):
         places = [i for i, e in enumerate(present) if e.stream == entry.stream]
         present.insert(places[0] if places else 0, entry)
@@ -367,7 +369,7 @@ def _ordered(
     return dict(sorted(out.items(), key=lambda item: int(item[1]["order"][0])))
 
 
-def _coverage(entries: Sequence[Entry], news: News) -> Coverage:
+def _coverage(entries: Sequence[Entry], files_read: FilesRead) -> Coverage:
     whole = Coverage()
     for entry in entries:
         for part in (entry.settled, entry.tail):
@@ -378,6 +380,6 @@ def _coverage(entries: Sequence[Entry], news: News) -> Coverage:
     whole.warning_samples = [{**sample, "source": names[sample["source"]]} for sample in whole.warning_samples][
         :MAX_SAMPLES
     ]
-    whole.skipped_sources = list(news.problems)
-    whole.partly = bool(news.problems)
+    whole.skipped_sources = list(files_read.problems)
+    whole.partly = bool(files_read.problems)
     return whole

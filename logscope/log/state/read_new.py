@@ -1,4 +1,4 @@
-"""The news of a set of logs: events that are settled, and those at the end of a log that may still become others.
+"""What is new in a set of logs since the last run: events that are settled, and those at the end of a log that may still become others.
 
 A record is settled when the next one has begun. Until then it is read again by each run, so that a line or a record that was
 cut by the end of a run counts once, and whole. A compressed file, and a file after which its set goes on, ends where it ends.
@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from logscope.log.state.read_state import Entry, Memory, check_resumable, known_sources, locked
+from logscope.log.state.read_state import Entry, ReadState, check_resumable, locked, sources_with_entries
 from parsers.lines import Line, TextBlock
 from parsers.reading.by_line import Keep, SourceReader
 from parsers.reading.events import Coverage, Event, add_coverage, event_row
@@ -26,9 +26,9 @@ from parsers.reading.in_bulk.reader import Bulk, ReadOn
 from parsers.records.dates import RecordClock
 from parsers.records.record import Assembler, PlaceKey, Record, as_begun, assembler_of, is_open, may_continue
 from parsers.records.servers import Sessions
-from parsers.sources.resuming import RewrittenError, Stand, Window
+from parsers.sources.resuming import ResumePoint, RewrittenError, TailWindow
 
-__all__ = ["COMPLETE", "OPEN", "SETTLED", "Found", "InBulk", "News", "new_events", "read_news"]
+__all__ = ["COMPLETE", "OPEN", "SETTLED", "FilesRead", "Found", "InBulk", "new_events", "read_new"]
 CONTEXT = 200
 """So many lines before the first unsettled one are read again: they show which envelopes are worn."""
 
@@ -52,59 +52,65 @@ OPEN = "open"
 
 
 @dataclass(slots=True)
-class News:
+class FilesRead:
     """What a run found out about the files themselves: those present, in reading order, and what could not be read."""
 
     present: list[Entry] = field(default_factory=list)
     problems: list[dict[str, str]] = field(default_factory=list)
 
 
-def read_news(
-    sources: Sequence[Any], memory: Memory, news: News, *, year: int | None, keep: Keep, in_bulk: InBulk | None = None
+def read_new(
+    sources: Sequence[Any],
+    state: ReadState,
+    files_read: FilesRead,
+    *,
+    year: int | None,
+    keep: Keep,
+    in_bulk: InBulk | None = None,
 ) -> Iterator[Found]:
-    """The events that are new in `sources`; when they are taken `memory` has moved on and `news` is filled.
+    """The events that are new in `sources`; when they are taken `state` has moved on and `files_read` is filled.
 
     With `in_bulk` settled events go there where they can be read many at once. Raises StateError for a source that cannot be read on.
     """
     check_resumable(sources)
-    sessions = Sessions.from_state(memory.sessions)
+    sessions = Sessions.from_state(state.sessions)
     clocks: dict[str, RecordClock] = {}
-    known = known_sources(sources, memory)
+    known = sources_with_entries(sources, state)
     for index, (source, entry) in enumerate(known):
         last = all(other.stream != entry.stream for _, other in known[index + 1 :])
         clock = clocks.get(entry.stream)
         if clock is None:
             clock = clocks[entry.stream] = RecordClock(year, source.modified_us)
-            if entry.stream in memory.clocks:
-                clock.restore(memory.clocks[entry.stream])
+            if entry.stream in state.clocks:
+                clock.restore(state.clocks[entry.stream])
         try:
-            yield from _SourceNews(source, entry, clock, sessions, keep, in_bulk, growing=last).read()
+            yield from _NewInSource(source, entry, clock, sessions, keep, in_bulk, growing=last).read()
         except RewrittenError:  # which is found out before the first event
-            entry = _anew(memory, entry)
+            entry = _anew(state, entry)
             known[index] = (source, entry)
-            yield from _SourceNews(source, entry, clock, sessions, keep, in_bulk, growing=last).read()
-        news.present.append(entry)
-    memory.sessions = sessions.state()
-    memory.clocks.update({stream: clock.state() for stream, clock in clocks.items()})
-    news.problems = [
+            yield from _NewInSource(source, entry, clock, sessions, keep, in_bulk, growing=last).read()
+        files_read.present.append(entry)
+    state.sessions = sessions.state()
+    state.clocks.update({stream: clock.state() for stream, clock in clocks.items()})
+    files_read.problems = [
         {"source": s.name, "problem": s.loss.problem or s.problem or ""}
         for s in sources
         if s.loss.problem is not None or s.problem is not None
     ]
 
 
-def _anew(memory: Memory, entry: Entry) -> Entry:
+def _anew(state: ReadState, entry: Entry) -> Entry:
     """Another file stands under this one's name and head: what was read of the old one stays."""
     fresh = Entry(
-        len(memory.entries), entry.name, entry.group, entry.stream, entry.inode,
+        len(state.entries), entry.name, entry.group, entry.stream, entry.inode,
         entry.head_size, entry.head, bytes=entry.bytes,
     )  # fmt: skip
     entry.inode, entry.head_size, entry.head = None, 0, "rewritten"
-    memory.entries.append(fresh)
+    state.entries.append(fresh)
     return fresh
 
 
-class _SourceNews:
+class _NewInSource:
     """Reads one file on."""
 
     def __init__(
@@ -120,11 +126,11 @@ class _SourceNews:
     ) -> None:
         self.source, self.entry, self.clock, self.sessions = source, entry, clock, sessions
         self.keep, self.growing, self.in_bulk = keep, growing, in_bulk
-        self.window = Window(entry.stand)
+        self.window = TailWindow(entry.resume_point)
         self.assemblers: dict[PlaceKey, Assembler] = {}
         self.starts: deque[int] = deque(maxlen=_RECORDS)
-        self.last_line = entry.stand.lines
-        self.closed = entry.stand.closed
+        self.last_line = entry.resume_point.lines
+        self.closed = entry.resume_point.closed
 
     def read(self) -> Iterator[Found]:
         """The file's new events; then its entry says where it was left. Raises RewrittenError."""
@@ -142,19 +148,19 @@ class _SourceNews:
         reader = self._reader(self.clock, self.sessions, self.entry.settled)
         lines = yield from self._settle(pieces, reader)
         first = next(lines, None)
-        if closed and self.window.length <= self.entry.stand.end:
+        if closed and self.window.length <= self.entry.resume_point.end:
             return
         if self.window.whole or self.source.newest_first:
             yield from self._tail(first, lines)
         elif self.growing and not self._is_complete():
-            stand = yield from self._stand(reader)
+            resume_point = yield from self._resume_point(reader)
             yield from self._tail(first, lines)
-            self.entry.stand = stand
+            self.entry.resume_point = resume_point
         else:
             rest = chain([] if first is None else [first], lines)
             yield from self._rest(rest, reader, SETTLED)
             self.entry.tail = Coverage()
-            self.entry.stand = self.window.stand_at(self._context(None), closed=True)
+            self.entry.resume_point = self.window.resume_at(self._context(None), closed=True)
 
     def _is_complete(self) -> bool:
         return self.source.compression is not None and self.source.loss.problem is None
@@ -166,11 +172,11 @@ class _SourceNews:
     def _assembler(self) -> Assembler:
         made = Assembler()
         made.saw_cr = self.entry.saw_cr
-        made.first = self.entry.stand.start == 0
+        made.first = self.entry.resume_point.start == 0
         return made
 
     def _numbered(self, line: Line) -> Line:
-        return line._replace(number=line.number + self.entry.stand.lines)
+        return line._replace(number=line.number + self.entry.resume_point.lines)
 
     def _settle(self, pieces: Iterator[Piece], reader: SourceReader) -> Generator[Found, None, Iterator[Line]]:
         """Read up to the last complete line; gives the lines after it, the first of which may be cut."""
@@ -201,7 +207,7 @@ class _SourceNews:
 
     def _bulk(self, in_bulk: InBulk, reader: SourceReader) -> ReadOn:
         self.assemblers.setdefault(None, self._assembler())
-        return ReadOn(in_bulk(self.entry), reader, self.assemblers, self.entry.stand.lines)
+        return ReadOn(in_bulk(self.entry), reader, self.assemblers, self.entry.resume_point.lines)
 
     def _one_by_one(self, lines: Iterator[Line], reader: SourceReader | None) -> Iterator[Found]:
         """The events of some lines; none where they are known already (no `reader`)."""
@@ -233,7 +239,7 @@ class _SourceNews:
         for event in reader.events(record):
             yield event, self.entry, standing
 
-    def _stand(self, reader: SourceReader) -> Generator[Found, None, Stand]:
+    def _resume_point(self, reader: SourceReader) -> Generator[Found, None, ResumePoint]:
         """Where the next run begins; what has waited for its next line too long is settled."""
         self.entry.saw_cr |= any(a.saw_cr for a in self.assemblers.values())
         earliest = self.window.earliest_line()
@@ -244,7 +250,7 @@ class _SourceNews:
                     yield from self._events(record, reader, SETTLED)
         pending = [number for number, _ in waiting if number >= earliest]
         unsettled = min([*pending, self.last_line + 1])
-        return self.window.stand_at(self._context(unsettled))
+        return self.window.resume_at(self._context(unsettled))
 
     def _context(self, unsettled: int | None) -> int:
         """A line at which a record begins, some lines before the first unsettled one."""
@@ -254,7 +260,7 @@ class _SourceNews:
         fitting = [n for n in self.starts if earliest <= n <= wanted]
         if fitting:
             return max(fitting)
-        at_start = self.entry.stand.lines + 1
+        at_start = self.entry.resume_point.lines + 1
         if earliest <= at_start:
             return at_start
         return min(earliest, first)
@@ -309,12 +315,12 @@ def new_events(
     """
     options = {"year": year, "all": keep.other, "prompts": keep.prompts}
     with locked(folder):
-        memory = Memory.load(folder, options)
-        news = News()
-        before = {entry.id: replace(entry.settled) for entry in memory.entries}
-        given = {entry.id: Counter(entry.given) for entry in memory.entries}
+        state = ReadState.load(folder, options)
+        files_read = FilesRead()
+        before = {entry.id: replace(entry.settled) for entry in state.entries}
+        given = {entry.id: Counter(entry.given) for entry in state.entries}
         early: dict[int, list[str]] = {}
-        for event, entry, standing in read_news(sources, memory, news, year=year, keep=keep):
+        for event, entry, standing in read_new(sources, state, files_read, year=year, keep=keep):
             if standing == OPEN:
                 continue
             mark = _mark(event)
@@ -325,14 +331,14 @@ def new_events(
                 old[mark] -= 1
             else:
                 yield replace(event, source=entry.name)
-        for entry in news.present:
+        for entry in files_read.present:
             entry.given = early.get(entry.id, [])
             _add_news(coverage, entry.settled, before.get(entry.id))
             coverage.sources.append(entry.name)
-        coverage.skipped_sources += news.problems
-        coverage.partly = bool(news.problems)
-        memory.runs += 1
-        memory.save(folder)
+        coverage.skipped_sources += files_read.problems
+        coverage.partly = bool(files_read.problems)
+        state.runs += 1
+        state.save(folder)
 
 
 def _mark(event: Event) -> str:

@@ -19,10 +19,10 @@ from logscope.atomic_files import write_whole
 from logscope.errors import LogscopeError
 from logscope.sanitize import json_document
 from parsers.reading.events import Coverage
-from parsers.sources.resuming import HEAD, Stand, head_hash
+from parsers.sources.resuming import HEAD, ResumePoint, head_hash
 
-__all__ = ["Entry", "Known", "Memory", "StateError", "check_resumable", "known_sources", "locked"]
-VERSION = 2
+__all__ = ["Entry", "Known", "ReadState", "StateError", "check_resumable", "locked", "sources_with_entries"]
+VERSION = 3
 NAME = "state.json"
 
 
@@ -45,7 +45,7 @@ class Entry:
     inode: list[int] | None = None
     head_size: int = 0
     head: str = ""
-    stand: Stand = field(default_factory=Stand)
+    resume_point: ResumePoint = field(default_factory=ResumePoint)
     saw_cr: bool = False
     bytes: int = 0
     seen: int | None = None
@@ -55,7 +55,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Memory:
+class ReadState:
     """Everything that is remembered; `options` are those under which it was read, `segments` the files of frames that count, `digests` what they hold."""
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Memory:
     digests: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path, options: Mapping[str, Any]) -> Memory:
+    def load(cls, folder: Path, options: Mapping[str, Any]) -> ReadState:
         """What `folder` remembers, nothing where it is new.
 
         Raises:
@@ -96,7 +96,7 @@ class Memory:
         return found
 
     @classmethod
-    def _of(cls, document: Any) -> Memory:
+    def _of(cls, document: Any) -> ReadState:
         if not isinstance(document, dict) or document.pop("version", None) != VERSION:
             raise ValueError("version")
         if document.pop("seal", None) != _seal(document):
@@ -105,7 +105,7 @@ class Memory:
             Entry(
                 **{
                     **entry,
-                    "stand": Stand(**entry["stand"]),
+                    "resume_point": ResumePoint(**entry["resume_point"]),
                     "settled": Coverage(**entry["settled"]),
                     "tail": Coverage(**entry["tail"]),
                 }
@@ -192,9 +192,9 @@ def check_resumable(sources: Sequence[Any]) -> None:
             raise StateError(f"{source.name}: --state remembers files; a pipe or a journal begins anew each time")
 
 
-def known_sources(sources: Sequence[Any], memory: Memory) -> list[Known]:
+def sources_with_entries(sources: Sequence[Any], state: ReadState) -> list[Known]:
     """Each readable source with its entry, in the order of `sources`; a file that is new gets one."""
-    free = list(memory.entries)
+    free = list(state.entries)
     heads = {id(s): _head(s) for s in sources if s.problem is None}
     readable = [s for s in sources if s.problem is None and id(s) in heads]
     found: dict[int, Entry] = {}
@@ -205,13 +205,13 @@ def known_sources(sources: Sequence[Any], memory: Memory) -> list[Known]:
             facts = _Facts(source, heads[id(source)])
             fitting = [entry for entry in free if rule(facts, entry)]
             if fitting:
-                entry = max(fitting, key=lambda e: (e.head_size, e.stand.end))
+                entry = max(fitting, key=lambda e: (e.head_size, e.resume_point.end))
                 free.remove(entry)
                 found[id(source)] = entry
     known: list[Known] = []
     for source in readable:
         facts = _Facts(source, heads[id(source)])
-        entry = found.get(id(source)) or _new(memory, facts)
+        entry = found.get(id(source)) or _new(state, facts)
         entry.name, entry.inode, entry.bytes = source.name, facts.inode, source.size
         entry.group = facts.group
         if len(facts.head) > entry.head_size:
@@ -248,10 +248,10 @@ def _by_head(facts: _Facts, entry: Entry) -> bool:
 _RULES: tuple[Callable[[_Facts, Entry], bool], ...] = (_by_inode, _by_set, _by_head)
 
 
-def _new(memory: Memory, facts: _Facts) -> Entry:
-    entry = Entry(len(memory.entries), facts.source.name, facts.group, facts.group)
+def _new(state: ReadState, facts: _Facts) -> Entry:
+    entry = Entry(len(state.entries), facts.source.name, facts.group, facts.group)
     entry.head = head_hash(b"", 0)
-    memory.entries.append(entry)
+    state.entries.append(entry)
     return entry
 
 
