@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from logscope.inference.workloads import Replayed
 from reference_engine.model.ledger import LABELS
 
-__all__ = ["LABELS", "Ledger", "delay", "ledger_of_replays", "means_of", "slow_and_typical", "slow_requests"]
+__all__ = [
+    "LABELS",
+    "Ledger",
+    "delay",
+    "ledger_of_replays",
+    "means_of",
+    "slow_and_typical",
+    "slow_of_each",
+    "slow_requests",
+]
 
 Ledger = dict[str, dict[str, float]]
 """Seconds by label: `total_s` (sum), `slow_s` and `typical_s` (means); empty where nothing finished."""
@@ -74,6 +83,12 @@ def ledger_of_replays(replayed: Sequence[Replayed]) -> Ledger:
             middle = np.abs(delays - p50) <= np.abs(delays - p50).min()
         typical.append(table[middle].mean(axis=0))
     return {"total_s": _by_label(totals), "slow_s": _by_label(slow), "typical_s": _by_label(typical)}
+
+
+def slow_of_each(replayed: Sequence[Replayed]) -> tuple[dict[str, float], ...]:
+    """`slow_s` of each replay in which something finished: how far equally likely workloads agree on a cause."""
+    each = (ledger_of_replays([one]) for one in replayed if any(r.status == "finished" for r in one.records))
+    return tuple(ledger["slow_s"] for ledger in each)
 
 
 def _by_label(rows: Sequence[NDArray[np.float64]]) -> dict[str, float]:

@@ -84,7 +84,8 @@ class InferredReplay:
 
     `origin` is the log's time at the replay's second 0. `replay` is the run of a representative workload, the first of `samples`;
     `screening` are a few of the samples, for changes that are tried by the dozen. `fit`: of running, waiting, kv_usage and generation to
-    what the log shows, 0..1 (None: nothing to compare). `level`: the evidence that there was (`steps`, `requests`, `statistics`);
+    what the log shows, 0..1 (None: nothing to compare). `level`: the evidence that there was (`steps`, `requests`, `statistics`, `bare`);
+    `slow_each`: the ledger's `slow_s` in each of several equally likely workloads (one with iteration lines, which leave no choice);
     `steps` what more iteration lines tell, `span` what part of a log of statistics was looked at. `unsupported`: what the server uses
     and the replay does not model.
     """
@@ -105,6 +106,7 @@ class InferredReplay:
     steps: StepAccount | None = None
     span: CoveredSpan | None = None
     unsupported: tuple[str, ...] = ()
+    slow_each: tuple[Mapping[str, float], ...] = ()
 
     def predict(self, scenario: Scenario | None) -> Mapping[str, Any]:
         """The keys of `whatif --json` under a scenario; None is the present configuration."""

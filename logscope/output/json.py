@@ -172,6 +172,10 @@ def _latency(found: Mapping[str, Any] | None) -> dict[str, Any]:
     for name, points in _LATENCY.items():
         part = (found or {}).get(name) or {}
         document[name] = {p: part.get(p) for p in points}
+        if name != "itl_s":
+            bounds = {end: part.get(end) or {} for end in ("low", "high")}
+            document[name] |= {end: {p: values.get(p) for p in points} for end, values in bounds.items()}
+    document |= {key: (found or {}).get(key) for key in ("withheld", "censored")}
     return document
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from logscope.inference.windows.lengths import LengthModel, summing_to
+from logscope.inference.windows.lengths import LengthModel, OutputShape, summing_to
 from logscope.inference.windows.observations import Window
 from logscope.inference.windows.particles import Particle
 from reference_engine.cost.step_time import Floats, StepCost
@@ -44,6 +44,7 @@ class Draft:
     times: Floats
     cost: StepCost
     here: npt.NDArray[np.bool_]
+    shape: OutputShape
     so_far: dict[int, int]
     speed: float
     stall_from: int = 0
@@ -61,6 +62,7 @@ class Corrections:
     lengths: LengthModel
     rng: np.random.Generator
     share: float
+    latent_arrivals: bool = False
 
     def correct(
         self,
@@ -76,7 +78,7 @@ class Corrections:
     ) -> bool:
         """Change the draft so that the sums come closer; False when they are met."""
         changed = not after_a_hole and self._correct_prompts(window, draft, engine, credited)
-        if self.share < 1.0:
+        if self.share < 1.0 or self.latent_arrivals:
             changed |= self._correct_share(window, draft, engine)
         elif self.lengths.latent_outputs:
             changed |= self._correct_outputs(window, draft, redraws, engine)
@@ -118,7 +120,7 @@ class Corrections:
         ended = sum(r.limit - before.get(r.id, 0) for r in engine.done)
         going = sum(engine.output_of(r) - before.get(r.id, 0) for r in engine.running)
         speed = (going + _IN_TIME * ended) * speed_sd
-        outputs = ended * self.lengths.output_log[1] / math.sqrt(len(engine.done))
+        outputs = ended * draft.shape.spread / math.sqrt(len(engine.done))
         return outputs**2 / max(outputs**2 + speed**2, 1e-9)
 
     def _hide_late(self, window: Window, draft: Draft, else_told: float) -> bool:
@@ -232,11 +234,22 @@ class Corrections:
         draft.outputs = np.where(known > 0, known, scaled)
 
     def strain(self, draft: Draft, redraws: dict[int, int]) -> float:
-        """How unlikely it is that all latent outputs are so much longer or shorter than drawn."""
+        """How unlikely it is that all latent outputs are so much longer or shorter than drawn, and prompts than such are."""
+        strain = self._of_prompts(draft) if self.latent_arrivals else 0.0
         if not draft.stretched:
-            return 0.0
+            return strain
         count = len(redraws) + int((self.lengths.outputs[draft.untouched] <= 0).sum())
-        return 0.5 * count * (draft.stretched / self.lengths.output_log[1]) ** 2
+        return strain + 0.5 * count * (draft.stretched / draft.shape.spread) ** 2
+
+    def _of_prompts(self, draft: Draft) -> float:
+        """Where nobody knows how many came, the prompts of those that are supposed must not be too long or too short."""
+        who = draft.untouched[draft.here]
+        if not len(who):
+            return 0.0
+        variance = math.expm1(float(self.lengths.sd_log[who[0]]) ** 2)
+        believed = draft.shape.scale * math.exp(float(self.lengths.mean_log[who[0]])) * math.sqrt(1.0 + variance)
+        away = math.log(max(float(draft.own[draft.here].mean()), 1.0) / max(believed, 1.0))
+        return 0.5 * away**2 / (variance / len(who) + 0.01)
 
 
 def _prompt_of(cost: StepCost, seconds: float) -> float:

@@ -10,9 +10,10 @@ import numpy as np
 import polars as pl
 
 from logscope.inference.effort import Effort
-from logscope.inference.ledgers import ledger_of_replays
+from logscope.inference.ledgers import ledger_of_replays, slow_of_each
 from logscope.inference.prediction import Samples, summarise_replays
 from logscope.inference.result import CoveredSpan, InferredReplay
+from logscope.inference.windows.balance import balance_of, with_candidates
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
 from logscope.inference.windows.observations import Observations, observe
@@ -31,14 +32,17 @@ from reference_engine.sketch.request import SketchRules
 __all__ = ["infer"]
 
 _ALONE = Effort()
-_SCREENED = 3  # changes are tried on every third of the sampled workloads before they are on all
-_SECONDS = 5.0  # of one core, about, for all passes
-_POOLED = "statistics"  # outputs are drawn anew in every particle, so that one alone has too little of the tail
+_SCREENED = 2  # changes are tried on every second of the sampled workloads before they are on all
+_SECONDS = 1.5  # of one core, about, for all passes
+_POOLED = ("statistics", "bare")  # outputs are drawn anew in every particle, so that one alone has too little of the tail
+_TRUST = 0.15  # in the log likelihood of a trial pass
+_AT_LEAST = 3  # passes, before it is asked whether they agree
+_REPLAYS = 6  # samples that are replayed exactly, with their ledgers
 _MOST_ARRIVALS = 6_000
 _MOST_WINDOWS = 1_000
 # Bounds of at most half of the true count (seven tenths without request lines), also where the value is too high by the
 # error that it may have (15 %, 25 %).
-_WIDEST = {"requests": 0.5 / 1.15, "statistics": 0.7 / 1.25}
+_WIDEST = {"requests": 0.5 / 1.15, "statistics": 0.7 / 1.25, "bare": 1.0 / 1.35}
 
 
 def infer(
@@ -53,36 +57,53 @@ def infer(
         engines: so many engines share the requests of these frames (data parallel).
 
     Returns:
-        None where the log holds no statistics lines, no requests (or none that ended), or not the size of the KV cache.
+        None where the log holds no statistics lines, nothing was generated, no request ended, or the size of the KV cache is not known.
     """
     config = engine_config(facts)
     seen = observe(frames) if config is not None else None
     if config is None or seen is None:
         return None
-    everybody = len(seen.arrivals)
-    seen, covered = worst_span(with_inherited(seen), _MOST_ARRIVALS, _MOST_WINDOWS)
     rules = SketchRules.of(config)
+    balance = balance_of(seen, rules) if seen.level == "bare" else None
+    if balance is not None:
+        seen, engines = balance.expected(seen), 1
+    if not seen.arrivals:
+        return None
+    everybody = len(seen.arrivals)
+    inherited = with_inherited(seen, balance.inherited if balance else None)
+    seen, covered = worst_span(inherited, _MOST_ARRIVALS, _MOST_WINDOWS)
     share = _share(seen, engines)
     lengths = length_model(seen, config.max_model_len - 1, rules, share)
+    if balance is not None:
+        seen, lengths = with_candidates(seen, lengths, balance.doubt)
     kv_tokens, on_cpu = config.num_blocks * config.block_size, _on_cpu(facts)
     cost = first_guess(seen, kv_tokens, on_cpu)
-    plans = _plans(seen)
-    whole = 1.1 * sum(plan.particles for plan in plans)  # and the replays at the end
-    lived = plans[0].particles
+    plans = _plans(seen, lengths.latent_outputs)
+    trials = [replace(plans[0], family=family) for family in lengths.families]
+    whole = len(trials) * _lives(plans[0]) + _AT_LEAST * _lives(plans[1]) + _REPLAYS * len(seen.windows)
+    lived = 0
     particles: list[Particle] = []
     fits: list[list[WindowFit]] = []
     first = _Pass(seen, rules, lengths, cost, share, effort.seed)
-    ((sent, _),) = effort.map(first, [(0, plans[0])])
-    effort.report(lived / whole)
-    found = unpacked(sent)
-    cost = refit(found, seen, kv_tokens, cost, on_cpu)
-    lengths = after_a_pass(lengths, _own_prompts(found))
-    others = _Pass(seen, rules, lengths, cost, share, effort.seed)
-    for sent, fit in effort.map(others, list(enumerate(plans))[1:]):
-        particles += unpacked(sent)
-        fits.append(fit)
-        lived += plans[len(fits)].particles
+    tried = []
+    for sent, fit in effort.map(first, [(1000 + i, trial) for i, trial in enumerate(trials)]):
+        tried.append((unpacked(sent), fit))
+        lived += _lives(plans[0])
         effort.report(lived / whole)
+    found = _likeliest(tried)
+    cost = refit(found, seen, kv_tokens, cost, on_cpu)
+    lengths = after_a_pass(lengths, _own_prompts(found), [p.shape for p in found])
+    others = _Pass(seen, rules, lengths, cost, share, effort.seed)
+    passes = list(enumerate(plans))[1:]
+    for batch in (passes[:_AT_LEAST], passes[_AT_LEAST:]):
+        if particles and _agree(particles, len(fits)):
+            break  # more passes would say the same
+        whole += len(batch) * _lives(plans[1]) if particles else 0
+        for sent, fit in effort.map(others, batch):
+            particles += unpacked(sent)
+            fits.append(fit)
+            lived += _lives(plans[1])
+            effort.report(lived / whole)
     plain = replace(config, policy="fcfs", async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0)
     chosen = _some(particles, _replays(seen, plain))
     workloads = tuple(w for p in chosen if (w := _workload(seen, p, plain)).requests)
@@ -92,16 +113,17 @@ def infer(
     effort.report(1.0)
     ledger = ledger_of_replays(replays)
     counts = count_preemptions(seen, particles, _WIDEST[seen.level], covered)
-    pooled = seen.level == _POOLED
+    pooled = seen.level in _POOLED
     return InferredReplay(
         origin=seen.epoch,
         level=seen.level,
-        requests=round(share * everybody),
+        requests=round(share * everybody if balance is None else np.mean([p.arrived for p in particles])),
         preemptions=counts,
         pressure=pressure_of(seen, counts, ledger["total_s"]),
         fit=fit_of(seen, fits),
-        latency=latencies(particles, replays, pooled) | {"basis": "inferred"},
+        latency=latencies(seen, particles, replays, pooled) | {"basis": "inferred"},
         ledger=ledger,
+        slow_each=slow_of_each(replays),
         step_time=LinearStepTime(cost.cost.base, cost.cost.per_prefill, cost.cost.per_decode, cost.cost.per_kv),
         replay=_shown(replays[0], plain),
         samples=_samples(workloads, replays, plain, pooled),
@@ -166,7 +188,8 @@ class _Pass:
         """The particles and fits of a pass; its number and the seed are all that its chance comes from."""
         number, plan = numbered
         rng = np.random.default_rng([self.seed, number])
-        filtering = ParticleFilter(self.seen, self.rules, self.lengths, self.cost, plan, rng, self.share)
+        latent = self.seen.level == "bare"
+        filtering = ParticleFilter(self.seen, self.rules, self.lengths, self.cost, plan, rng, self.share, latent)
         return carried(filtering.run()), filtering.fits
 
 
@@ -181,7 +204,30 @@ class _Replay:
         return replay_workload(workload, self.config, keep_steps=number == 0)
 
 
-def _plans(seen: Observations) -> list[Plan]:
+def _lives(plan: Plan) -> int:
+    """How often an engine lives through a window in a pass, at most: the measure of what is done."""
+    return plan.particles * plan.proposals * plan.rounds
+
+
+def _likeliest(tried: Sequence[tuple[list[Particle], list[WindowFit]]]) -> list[Particle]:
+    """Particles of trial passes in proportion to how well each pass meets the log; half of that is luck."""
+    scores = np.array([sum(f.best for f in fits) for _particles, fits in tried])
+    weights = np.exp(_TRUST * (scores - scores.max()))
+    counts = np.rint(len(tried[0][0]) * weights).astype(int)
+    return [p for (particles, _fits), count in zip(tried, counts, strict=True) for p in particles[:count]]
+
+
+def _agree(particles: Sequence[Particle], passes: int) -> bool:
+    """Whether passes that know nothing of each other count nearly the same."""
+    each = len(particles) // passes
+    counts = [
+        float(np.mean([p.engine.preemptions for p in particles[i * each : (i + 1) * each]])) for i in range(passes)
+    ]
+    mean = float(np.mean(counts))
+    return float(np.std(counts, ddof=1)) <= max(0.08 * mean, 1.0)
+
+
+def _plans(seen: Observations, latent: bool) -> list[Plan]:
     """First a pass that only serves the step costs, then several that know nothing of each other.
 
     Within a pass all particles soon descend from one: their mean says no more than a single sample. Separate passes do.
@@ -190,18 +236,17 @@ def _plans(seen: Observations) -> list[Plan]:
     # measured on one core: seconds of one engine's life through the whole log
     life = 2e-5 * len(seen.arrivals) + len(seen.windows) * (1.2e-4 + 1.2e-6 * present)
     lives = _SECONDS / life / 2.5  # a proposal is lived through so often on average
-    proposals, islands = (2, 6) if lives >= 120 else (1, 6) if lives >= 45 else (1, 3)
-    particles = int(min(max(lives / proposals, 4 * (islands + 1)), 240))
-    each = particles // (islands + 1)
+    proposals, islands = (2, 5) if lives >= 60 else (1, 5) if lives >= 24 else (1, 3)
+    each = int(min(max(lives / proposals / (_AT_LEAST + 1), 4), 32))
     return [
-        Plan(particles=max(each, particles // 5), cost_sd=0.1),
+        Plan(particles=min(each, 8) if latent else each, proposals=1, rounds=2, cost_sd=0.1),
         *(Plan(particles=each, proposals=proposals, cost_sd=0.05) for _ in range(islands)),
     ]
 
 
 def _replays(seen: Observations, config: EngineConfig) -> int:
     """How many particles are replayed with their ledgers."""
-    most = 12 if config.engine == "vllm-v1" else 6
+    most = _REPLAYS if config.engine == "vllm-v1" else 4
     return int(min(max(most * 340 / max(len(seen.arrivals), 1), 3), most))
 
 

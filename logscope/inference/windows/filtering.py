@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from logscope.inference.windows.corrections import Corrections, Draft, Ids
-from logscope.inference.windows.lengths import LengthModel
+from logscope.inference.windows.lengths import LengthModel, OutputShape
 from logscope.inference.windows.observations import Observations, Window
 from logscope.inference.windows.particles import Node, Particle, Plan, WindowFit, log_likelihood, tempering, with_owed
 from reference_engine.cost.step_time import CostFit, Floats
@@ -23,8 +24,10 @@ from reference_engine.sketch.request import Lengths, SketchRules
 __all__ = ["ParticleFilter"]
 
 _LOOK_EVERY = 12  # proposals between two looks at how much the speed matters
+_ROOMY = 0.6  # KV usage at both ends of a window under which it was not full between them
 _MEMORY = 0.93  # of a window's speed in the next one
 _FORGETTING = 0.9  # of the tokens owed, from window to window
+_RESTLESS = 0.06  # step of an output shape from window to window (log)
 _IN_FLIGHT = 0.3  # chance that the last arrivals of a window are not in any finished step
 
 
@@ -39,6 +42,7 @@ class ParticleFilter:
         plan: sizes and spreads.
         rng: the only source of chance.
         share: the part of the arrivals that comes to this engine, where others in the same server take the rest.
+        latent_arrivals: the arrivals are candidates, of which some came.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class ParticleFilter:
         plan: Plan,
         rng: np.random.Generator,
         share: float = 1.0,
+        latent_arrivals: bool = False,
     ) -> None:
         self.seen = seen
         self.rules = rules
@@ -58,7 +63,8 @@ class ParticleFilter:
         self.plan = plan
         self.rng = rng
         self.share = share
-        self.corrections = Corrections(lengths, rng, share)
+        self.latent_arrivals = latent_arrivals
+        self.corrections = Corrections(lengths, rng, share, latent_arrivals)
         self.fits: list[WindowFit] = []
         self._proposed = 0
         self._low = np.array([a.low for a in seen.arrivals])
@@ -73,17 +79,20 @@ class ParticleFilter:
         particles = [self._fresh() for _ in range(self.plan.particles)]
         count = len(self.seen.windows)
         for k, window in enumerate(self.seen.windows):
-            proposed = [
-                self._propose(particle, k, window) for particle in particles for _ in range(self.plan.proposals)
-            ]
+            tries = 1 if self._calm(k) else self.plan.proposals
+            proposed = [self._propose(particle, k, window) for particle in particles for _ in range(tries)]
             particles = self._select(proposed, k)
             if progress is not None:
                 progress((k + 1) / (count + 1))
         return [self._to_the_end(particle) for particle in particles]
 
+    def _calm(self, k: int) -> bool:
+        """Whether nothing contended in a window: nobody waited at either end, and the cache was far from full."""
+        return all(w.waiting == 0 and (w.kv_usage or 0.0) < _ROOMY for w in self.seen.windows[max(0, k - 1) : k + 1])
+
     def _fresh(self) -> Particle:
         cost = self.costs.draw(self.rng, self.plan.cost_sd)
-        return Particle(SketchReplay(self.rules, cost), cost)
+        return Particle(SketchReplay(self.rules, cost), cost, self.lengths.shape(self.rng, self.plan.family))
 
     # ---- choosing ----
 
@@ -122,7 +131,7 @@ class ParticleFilter:
         draft = self._draft(particle, k, window, belief)
         redraws = self._redraws(draft)
         best: Particle | None = None
-        rounds = self.plan.rounds
+        rounds = min(self.plan.rounds, 2) if self._calm(k) else self.plan.rounds
         turn = 0
         while turn < rounds:
             engine = self._live(particle, k, window, draft, redraws)
@@ -184,10 +193,12 @@ class ParticleFilter:
         engine = particle.engine
         queued = [r.id for r in engine.unstarted()]
         new = self._new[k]
-        chosen = self.rng.random(len(new)) < self.share if self.share < 1.0 else None
+        shape = particle.shape.near(self.rng, _RESTLESS) if self.lengths.latent_outputs else particle.shape
         here = np.ones(len(queued) + len(new), dtype=np.bool_)
-        if chosen is not None:
-            here[len(queued) :] = chosen
+        if self.latent_arrivals:
+            here[len(queued) :] = self._came(particle, k, window, shape)
+        elif self.share < 1.0:
+            here[len(queued) :] = self.rng.random(len(new)) < self.share
         untouched = np.concatenate([np.array(queued, dtype=np.int64), new])
         refused = engine.refused()
         # of those without a step so far as many are admitted as do not wait at the end, the refused ones first
@@ -198,7 +209,8 @@ class ParticleFilter:
         if late and float(self.rng.random()) < _IN_FLIGHT:
             # the step under way does not show: a long prefill and who came after it
             admitted -= int(self.rng.integers(1, min(late, 3) + 1))
-        own = self.lengths.draw(self.rng, untouched)
+        scale = shape.scale if self.lengths.together else 1.0
+        own = self.lengths.draw(self.rng, untouched, scale)
         if admitted and window.prompt_tokens:
             pending = sum(r.credit for r in engine.in_prefill())
             pending += sum(r.prompt - (0 if self.rules.credits_hits else r.shared) for r in refused)
@@ -206,17 +218,18 @@ class ParticleFilter:
             if self.rules.credits_hits:
                 target -= admitted * self.lengths.sharing.tokens
             among = np.flatnonzero(here)[:admitted]
-            own[among] = self.lengths.draw_total(self.rng, untouched[among], max(target, admitted))
+            own[among] = self.lengths.draw_total(self.rng, untouched[among], max(target, admitted), scale)
         groups = max(1, self.lengths.sharing.groups)
         draft = Draft(
             untouched=untouched,
             queued=len(queued),
             own=own,
-            outputs=self.lengths.draw_outputs(self.rng, untouched),
+            outputs=self.lengths.draw_outputs(self.rng, untouched, shape),
             groups=self.rng.integers(0, groups, len(untouched)),
-            times=self._times(new),
+            times=self._at_once(new, window) if self._bursts(window, k) else self._times(new),
             cost=self.costs.drift(particle.cost, self.rng, self.plan.cost_sd),
             here=here,
+            shape=shape,
             so_far={r.id: engine.output_of(r) for r in [*engine.running, *engine.waiting]},
             speed=belief[0] + belief[1] * float(self.rng.standard_normal()),
         )
@@ -225,6 +238,41 @@ class ParticleFilter:
             if not window.generated_tokens:
                 draft.stall_end = window.end + float(self.rng.random()) * 5.0
         return draft
+
+    def _came(self, particle: Particle, k: int, window: Window, shape: OutputShape) -> npt.NDArray[np.bool_]:
+        """Which of the candidates of a window came: as many as the change of those present and those that ended make up."""
+        new = self._new[k]
+        came = np.zeros(len(new), dtype=np.bool_)
+        if not len(new):
+            return came
+        old = self._high[new] <= self.seen.windows[0].start if k == 0 else came
+        engine = particle.engine
+        present = len(engine.running) + len(engine.waiting) + len(engine.pending) + int(old.sum())
+        length = shape.scale * self.lengths.output_mean
+        ended = (window.generated_tokens or 0.0) / max(length, 1.0)
+        doubt = math.sqrt(0.25 + ended * min(shape.spread**2 + 0.1, 1.0))
+        count = window.running + window.waiting - present + ended + doubt * float(self.rng.standard_normal())
+        free = np.flatnonzero(~old)
+        count = min(max(round(count), 0), len(free))
+        came[:] = old
+        came[self.rng.choice(free, count, replace=False)] = True
+        return came
+
+    def _bursts(self, window: Window, k: int) -> bool:
+        """Whether the new ones of a window are supposed to have come at one moment: likelier where far more are present than before."""
+        if not self.latent_arrivals:
+            return False
+        before = self.seen.windows[k - 1] if k else None
+        was = before.running + before.waiting if before else 0
+        now = window.running + window.waiting
+        return now >= 3 * was + 6 and float(self.rng.random()) < 0.5
+
+    def _at_once(self, who: Ids, window: Window) -> Floats:
+        """Arrival times within two seconds somewhere in a window."""
+        spread = 2.0 * float(self.rng.random()) ** 2
+        start = window.start + float(self.rng.random()) * max(0.0, window.end - window.start - spread)
+        times = np.sort(start + spread * self.rng.random(len(who)))
+        return np.where(self._high[who] <= self.seen.windows[0].start, self._high[who], times)
 
     def _drawn_new(self, k: int) -> Ids:
         """Arrivals of a window that come to this engine."""
@@ -249,7 +297,7 @@ class ParticleFilter:
         if not self.lengths.latent_outputs:
             return {}
         return {
-            request: self.lengths.redraw_output(self.rng, request, output)
+            request: self.lengths.redraw_output(self.rng, request, output, draft.shape)
             for request, output in draft.so_far.items()
             if output
         }
@@ -311,18 +359,18 @@ class ParticleFilter:
         arrived = particle.arrived + int(draft.here[draft.queued :].sum())
         told = self.seen.windows[k].generated_tokens
         owed = _FORGETTING * particle.owed + ((told - node.generated) if told is not None else 0.0)
-        return Particle(engine, draft.cost, draft.speed, node, log_weight, stalled, arrived, owed)
+        return Particle(engine, draft.cost, draft.shape, draft.speed, node, log_weight, stalled, arrived, owed)
 
     # ---- after the last line ----
 
     def _to_the_end(self, particle: Particle) -> Particle:
         """What arrived after the last statistics line, and whatever was still under way, by belief alone."""
-        tail = self._drawn_new(len(self.seen.windows))
+        tail = self._drawn_new(len(self.seen.windows)) if not self.latent_arrivals else np.zeros(0, dtype=np.int64)
         engine = particle.engine.fork()
         sharing = self.lengths.sharing
         shared = sharing.tokens if sharing.groups else 0
         own = self.lengths.draw(self.rng, tail)
-        outputs = self.lengths.draw_outputs(self.rng, tail)
+        outputs = self.lengths.draw_outputs(self.rng, tail, particle.shape)
         groups = self.rng.integers(0, max(1, sharing.groups), len(tail))
         for i, at in enumerate(self._times(tail)):
             lengths = Lengths(int(own[i]) + shared, int(outputs[i]), shared, int(groups[i]) if shared else -1)
@@ -343,4 +391,4 @@ class ParticleFilter:
             done=engine.done,
             known=-1.0,
         )
-        return Particle(engine, particle.cost, speed, node)
+        return Particle(engine, particle.cost, particle.shape, speed, node, arrived=particle.arrived + len(tail))

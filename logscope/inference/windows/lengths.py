@@ -1,13 +1,14 @@
 """Latent lengths: what is believed of each request's prompt and output before the replay is compared with the log.
 
 `LengthModel` holds a log-normal belief for each request's own prompt tokens (its shared head is apart), and either the
-certain output length or a log-normal one under the request's limit.
+certain output length or one of an `OutputShape` under the request's limit. Shapes (narrow, wide, short and long mixed) are
+latent themselves: every particle has its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -17,12 +18,13 @@ import numpy.typing as npt
 from logscope.inference.windows.observations import Observations
 from reference_engine.sketch.request import SketchRules
 
-__all__ = ["Floats", "LengthModel", "Sharing", "after_a_pass", "length_model", "summing_to"]
+__all__ = ["Floats", "LengthModel", "OutputShape", "Sharing", "after_a_pass", "length_model", "summing_to"]
 
 Floats = npt.NDArray[np.float64]
 _NORMAL = NormalDist()
 _CANDIDATES = 24
 _SUM_TOLERANCE = 0.12  # of a candidate's sum, before it is scaled to the observed one
+_NARROW, _WIDE = 0.06, 1.3  # spreads (log) of output lengths that are thought possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,68 @@ class Sharing:
     tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OutputShape:
+    """How long outputs are: `scale` times the model's mean, with a spread `sd` (log); `longs` of them `ratio` times longer than the others.
+
+    `longs` 0: all of one kind.
+    """
+
+    scale: float
+    sd: float
+    longs: float = 0.0
+    ratio: float = 1.0
+
+    def kinds(self, mean: float) -> tuple[float, float]:
+        """Means of the logarithm of short and long outputs whose common mean is `scale` times `mean`."""
+        short = self.scale * mean / (1.0 + self.longs * (self.ratio - 1.0))
+        log = math.log(max(short, 1e-3)) - self.sd**2 / 2
+        return log, log + math.log(self.ratio)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the logarithm of a log-normal with the same relative variance."""
+        mixed = (1.0 + self.longs * (self.ratio**2 - 1.0)) / (1.0 + self.longs * (self.ratio - 1.0)) ** 2
+        return math.sqrt(self.sd**2 + math.log(mixed))
+
+    def drawn(self, rng: np.random.Generator, mean: float, count: int) -> Floats:
+        """Lengths of `count` outputs, not rounded."""
+        short, long = self.kinds(mean)
+        logs = short + self.sd * rng.standard_normal(count)
+        if self.longs:
+            logs = np.where(rng.random(count) < self.longs, logs + long - short, logs)
+        return np.asarray(np.exp(logs), dtype=np.float64)
+
+    def goes_on(self, rng: np.random.Generator, mean: float, so_far: int) -> float:
+        """The length of an output that is longer than `so_far`."""
+        log = math.log(so_far + 1.0)
+        means = self.kinds(mean)
+        below = [_NORMAL.cdf((log - m) / self.sd) for m in means]
+        kind = 0
+        if self.longs:
+            short, long = (1.0 - self.longs) * (1.0 - below[0]), self.longs * (1.0 - below[1])
+            kind = int(float(rng.random()) * (short + long) >= short) if short + long > 0 else 1
+        rank = min(below[kind] + (1.0 - below[kind]) * float(rng.random()), 1.0 - 1e-9)
+        return math.exp(means[kind] + self.sd * _NORMAL.inv_cdf(max(rank, 1e-9)))
+
+    def near(self, rng: np.random.Generator, step: float) -> OutputShape:
+        """One a little different, so that a pass is not bound to what it began with."""
+        scale, sd, ratio, longs = np.exp(step * rng.standard_normal(4) * (0.3, 1.0, 1.0, 0.7))
+        return OutputShape(
+            self.scale * float(scale),
+            min(max(self.sd * float(sd), _NARROW), _WIDE),
+            min(self.longs * float(longs), 0.5),
+            max(1.5, self.ratio * float(ratio)) if self.longs else 1.0,
+        )
+
+
 @dataclass(frozen=True)
 class LengthModel:
     """Beliefs by request. `mean_log` and `sd_log` are those of the logarithm of a prompt's own tokens.
 
     `prompts` and `outputs` hold certain lengths, 0 where they are latent; `limits` is what an output cannot exceed.
+    `output_mean`: mean latent output, known to `output_doubt` (log); `output_sd`: what their spread (log) is thought to be.
+    `shapes`: those that survived the pass before, where there was one; `together`: prompts scale with the outputs, as only their ratio is known.
     """
 
     mean_log: Floats
@@ -45,27 +104,57 @@ class LengthModel:
     prompts: Floats
     outputs: Floats
     limits: Floats
-    output_log: tuple[float, float]
+    output_mean: float
+    output_sd: float
+    output_doubt: float
     longest: int
     sharing: Sharing
+    shapes: tuple[OutputShape, ...] = ()
+    together: bool = False
 
     @property
     def latent_outputs(self) -> bool:
         """Whether any output length has to be drawn."""
         return bool((self.outputs <= 0).any())
 
-    def draw(self, rng: np.random.Generator, who: npt.NDArray[np.int64]) -> Floats:
-        """Own prompt tokens of the requests `who`."""
-        drawn = np.exp(self.mean_log[who] + self.sd_log[who] * rng.standard_normal(len(who)))
+    @property
+    def families(self) -> tuple[OutputShape, ...]:
+        """Shapes that a log is asked about: all of a length, like each other, as chats are, very different, short and long mixed."""
+        if not self.latent_outputs:
+            return (OutputShape(1.0, self.output_sd),)
+        return (
+            OutputShape(1.0, 0.08),
+            OutputShape(1.0, 0.3),
+            OutputShape(1.0, self.output_sd),
+            OutputShape(1.0, min(1.6 * self.output_sd, _WIDE)),
+            OutputShape(1.0, 0.4, 0.25, 5.0),
+            OutputShape(1.0, 0.5, 0.2, 25.0),
+        )
+
+    def shape(self, rng: np.random.Generator, family: OutputShape | None) -> OutputShape:
+        """How long outputs may be in all: one of a family, or one that survived the passes before."""
+        if not self.latent_outputs:
+            return OutputShape(1.0, self.output_sd)
+        if family is None and self.shapes:
+            return self.shapes[int(rng.integers(len(self.shapes)))].near(rng, 0.1)
+        like = family or OutputShape(1.0, self.output_sd)
+        scale = math.exp(self.output_doubt * float(rng.standard_normal()))
+        return replace(like, scale=scale).near(rng, 0.2)
+
+    def draw(self, rng: np.random.Generator, who: npt.NDArray[np.int64], scale: float = 1.0) -> Floats:
+        """Own prompt tokens of the requests `who`, `scale` times longer than is believed."""
+        drawn = scale * np.exp(self.mean_log[who] + self.sd_log[who] * rng.standard_normal(len(who)))
         return self._own(drawn, who)
 
-    def draw_total(self, rng: np.random.Generator, who: npt.NDArray[np.int64], total: float) -> Floats:
+    def draw_total(
+        self, rng: np.random.Generator, who: npt.NDArray[np.int64], total: float, scale: float = 1.0
+    ) -> Floats:
         """Own prompt tokens of the requests `who`, given their sum: the likeliest of several draws, then scaled."""
         known = self.prompts[who]
         if not len(who) or (known > 0).all():
             return self._own(np.zeros(len(who)), who)
         noise = rng.standard_normal((_CANDIDATES, len(who)))
-        drawn = np.clip(np.exp(self.mean_log[who] + self.sd_log[who] * noise), 1, self.longest)
+        drawn = np.clip(scale * np.exp(self.mean_log[who] + self.sd_log[who] * noise), 1, self.longest)
         drawn = np.where(known > 0, known, drawn)
         misfit = np.log(drawn.sum(axis=1) / max(total, 1.0)) / _SUM_TOLERANCE
         weights = np.exp(-(misfit**2 - (misfit**2).min()) / 2)
@@ -78,32 +167,30 @@ class LengthModel:
         own = np.where(known > 0, known, np.clip(np.rint(drawn), 1, self.longest))
         return np.asarray(own, dtype=np.float64)
 
-    def draw_outputs(self, rng: np.random.Generator, who: npt.NDArray[np.int64]) -> Floats:
+    def draw_outputs(self, rng: np.random.Generator, who: npt.NDArray[np.int64], shape: OutputShape) -> Floats:
         """Output tokens of the requests `who`."""
         known = self.outputs[who]
         if (known > 0).all():
             return np.asarray(known, dtype=np.float64)
-        mean, sd = self.output_log
-        drawn = np.exp(mean + sd * rng.standard_normal(len(who)))
-        drawn = np.clip(np.rint(drawn), 1, self.limits[who])
+        drawn = np.clip(np.rint(shape.drawn(rng, self.output_mean, len(who))), 1, self.limits[who])
         return np.asarray(np.where(known > 0, known, drawn), dtype=np.float64)
 
-    def redraw_output(self, rng: np.random.Generator, request: int, so_far: int) -> int:
+    def redraw_output(self, rng: np.random.Generator, request: int, so_far: int, shape: OutputShape) -> int:
         """An output length of a request that already has `so_far` tokens and goes on."""
         if self.outputs[request] > 0:
             return int(self.outputs[request])
-        mean, sd = self.output_log
-        below = _NORMAL.cdf((math.log(so_far + 1.0) - mean) / sd)
-        rank = min(below + (1.0 - below) * float(rng.random()), 1.0 - 1e-9)
-        drawn = math.exp(mean + sd * _NORMAL.inv_cdf(max(rank, 1e-9)))
+        drawn = shape.goes_on(rng, self.output_mean, so_far)
         return int(max(so_far + 1, min(round(drawn), self.limits[request])))
 
 
-def after_a_pass(model: LengthModel, own: Mapping[int, float]) -> LengthModel:
-    """The beliefs moved to the mean of what a pass of the filter found. `own`: mean own prompt tokens by request.
+def after_a_pass(model: LengthModel, own: Mapping[int, float], shapes: Sequence[OutputShape]) -> LengthModel:
+    """The beliefs moved to what a pass of the filter found. `own`: mean own prompt tokens by request; `shapes`: those that survived.
 
     V0 counts recomputed tokens among the prompts, so that the windows' sums alone say too much.
     """
+    model = replace(model, shapes=tuple(shapes))
+    if model.together:
+        return model
     latent = [i for i in own if model.prompts[i] <= 0]
     if len(latent) < 10:
         return model
@@ -142,12 +229,21 @@ def length_model(seen: Observations, longest: int, rules: SketchRules, share: fl
     """
     arrivals = seen.arrivals
     limits = np.array([float(a.max_tokens or longest) for a in arrivals])
-    outputs, belief = _output_belief(seen, limits, share)
-    sharing = _sharing(seen, rules, share, math.exp(belief[0] + belief[1] ** 2 / 2))
+    outputs, mean_output, output_sd, doubt = _output_belief(seen, limits, share)
+    sharing = _sharing(seen, rules, share, mean_output)
     mean, sd = _prompt_belief(seen, share, sharing, rules.credits_hits)
     means, sds = _by_text(seen, np.full(len(arrivals), mean), np.full(len(arrivals), sd))
     return LengthModel(
-        means, sds, _printed(seen, sharing), outputs, limits, belief, max(1, longest - sharing.tokens), sharing
+        mean_log=means,
+        sd_log=sds,
+        prompts=_printed(seen, sharing),
+        outputs=outputs,
+        limits=limits,
+        output_mean=mean_output,
+        output_sd=output_sd,
+        output_doubt=doubt,
+        longest=max(1, longest - sharing.tokens),
+        sharing=sharing,
     )
 
 
@@ -211,8 +307,8 @@ def _prompt_belief(seen: Observations, share: float, sharing: Sharing, credits_h
     return math.log(mean) - variance / 2, math.sqrt(variance)
 
 
-def _output_belief(seen: Observations, limits: Floats, engine_share: float) -> tuple[Floats, tuple[float, float]]:
-    """Certain outputs, and the belief for the others.
+def _output_belief(seen: Observations, limits: Floats, engine_share: float) -> tuple[Floats, float, float, float]:
+    """Certain outputs; for the others the mean, the spread (log), and how far the mean may be off (log).
 
     Where the requests' limits add up to what was generated, every output is its limit.
     """
@@ -232,7 +328,9 @@ def _output_belief(seen: Observations, limits: Floats, engine_share: float) -> t
     through = max(1.0, engine_share * float(before.sum()) - last.waiting - 0.5 * last.running)
     mean = max(generated / through, 1.0)
     variance = math.log1p(_output_variation(seen, engine_share, mean))
-    return outputs, (math.log(mean) - variance / 2, math.sqrt(variance))
+    # what still runs at the end was generated in part: nobody knows of how much
+    open_share = (last.waiting + last.running) / max(1.0, engine_share * float(before.sum()))
+    return outputs, mean, math.sqrt(variance), 0.03 + 0.6 * min(open_share, 1.0)
 
 
 def _output_variation(seen: Observations, share: float, mean: float) -> float:

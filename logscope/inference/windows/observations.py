@@ -66,13 +66,17 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """One engine's load as its log shows it. `level`: "requests" or "statistics" (arrivals from access lines only)."""
+    """One engine's load as its log shows it.
+
+    `level`: "requests", "statistics" (arrivals from access lines only) or "bare" (no line tells of a request); `log_end`: the last stamped record.
+    """
 
     epoch: datetime
     windows: tuple[Window, ...]
     arrivals: tuple[Arrival, ...]
     level: str
     end: float
+    log_end: float = 0.0
 
     def time(self, seconds: float) -> datetime:
         """A moment of the inference's clock as the log would print it."""
@@ -80,7 +84,7 @@ class Observations:
 
 
 def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Observations | None:
-    """Read one engine's frames; None where there are no statistics lines or no requests at all.
+    """Read one engine's frames; None where there are no statistics lines. Without requests there are no arrivals.
 
     `engines_in_run`: arrivals are shared with so many engines (the caller deals with that).
     """
@@ -89,11 +93,11 @@ def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Obse
         return None
     received = _received_rows(frames)
     accesses = _access_rows(frames)
-    rows, level = (received, "requests") if received else (accesses, "statistics")
-    if not rows:
-        return None
+    rows, level = (received, "requests") if received else (accesses, "statistics") if accesses else ([], "bare")
     clock = LogClock.of(stats, [*received, *accesses], _probe_rows(frames))
     windows = _merged(_windows(stats, clock))
+    if not windows:
+        return None
     marks = [clock.mark(row) for row in rows]
     arrivals = _in_order(
         [_arrival(row, mark) for row, mark in zip(rows, marks, strict=True) for _ in range(_copies(row))]
@@ -101,8 +105,25 @@ def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Obse
     if level == "statistics":
         arrivals = _if_answered_whole(arrivals, windows)
     arrivals = _with_aborts(arrivals, frames, clock)
+    log_end = max(windows[-1].end, _last_stamp(frames, clock))
+    windows = _fallen_silent(windows, log_end)
     end = max([windows[-1].end, *(a.high for a in arrivals)])
-    return Observations(clock.epoch, tuple(windows), tuple(arrivals), level, end)
+    return Observations(clock.epoch, tuple(windows), tuple(arrivals), level, end, max(end, log_end))
+
+
+def _last_stamp(frames: Mapping[str, pl.DataFrame], clock: LogClock) -> float:
+    """When the last stamped record was written."""
+    found = [f["time"].max() for f in frames.values() if "time" in f.columns and f.height]
+    return max(((at - clock.epoch).total_seconds() for at in found if isinstance(at, datetime)), default=0.0)
+
+
+def _fallen_silent(windows: list[Window], log_end: float) -> list[Window]:
+    """A server prints no statistics while it is idle: where the log goes on without the next lines, all requests had ended by then."""
+    last = windows[-1]
+    period = max(w.end - w.start for w in windows[-5:])
+    if not (last.running or last.waiting) or log_end < last.end + 2.0 * period + 2.0:
+        return windows
+    return [*windows, Window(last.end, last.end + 1.5 * period, 0, 0, line=last.line)]
 
 
 _PLACE = ("order", "line", "time", "outer_time", "at", "variant")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from logscope.inference.windows.lengths import OutputShape
 from logscope.inference.windows.observations import Window
 from reference_engine.cost.step_time import Floats, StepCost
 from reference_engine.sketch.engine import SketchReplay
@@ -40,7 +41,8 @@ class Plan:
     """How a pass of the filter goes.
 
     `particles` go on after each window, each makes `proposals`; `cost_sd` is the least spread of the particles' step
-    costs (log), `speed_sd` that of the speed from window to window; `speeds` are beliefs (mean, sd of the log) by window.
+    costs (log), `speed_sd` that of the speed from window to window; `speeds` are beliefs (mean, sd of the log) by window; `family`: the outputs' shape
+    that is tried, None: as those before found.
     """
 
     particles: int = 48
@@ -49,6 +51,7 @@ class Plan:
     cost_sd: float = 0.15
     speed_sd: float = 0.12
     speeds: tuple[Floats, Floats] | None = None
+    family: OutputShape | None = None
 
 
 @dataclass(slots=True)
@@ -74,13 +77,14 @@ class Node:
 
 @dataclass(slots=True)
 class Particle:
-    """An engine, its step costs, and its past. `arrived`: requests that came to it so far.
+    """An engine, its step costs, how long outputs are, and its past. `arrived`: requests that came to it so far.
 
     `owed`: tokens that the log has more than the engine, over the last windows: it has to catch up.
     """
 
     engine: SketchReplay
     cost: StepCost
+    shape: OutputShape
     speed: float = 0.0
     node: Node | None = None
     log_weight: float = 0.0

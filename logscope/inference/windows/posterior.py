@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,20 @@ QUEUED_SHARE = 0.02
 
 _Z = 1.645  # 5th to 95th percentile
 _BIN_S = 5.0
+_RANGE = ("p50", "p90", "p99")
+# By level of evidence: least spread (log) of a latency, and how many requests count as one, as those of a queue share their fate.
+_KNOWN = {"requests": (0.05, 1.5), "statistics": (0.10, 1.5), "bare": (0.18, 1.5)}
+_THIN = {
+    "requests": (0.5, 0.5),
+    "statistics": (1.2, 3.0),
+    "bare": (1.5, 3.0),
+}  # over the busy intervals: spread (log), seconds
+_FACTOR = 4.0  # bounds further apart tell nothing
+_SHORT = 1.0  # seconds under which a factor means little
+_PRESSED = 0.7  # KV usage in a line from which the cache may have been full before the next
+_FEW = 4  # busy intervals; fewer hardly tell a count
+
+
 
 
 def count_preemptions(
@@ -55,6 +70,9 @@ def count_preemptions(
     if float(np.mean(counts > 0)) < 0.05:
         value = low = 0.0
         high = min(high, 1.0) if counts.any() else 0.0
+    busy = sum(w.running + w.waiting > 0 for w in seen.windows)
+    if busy <= _FEW and any((w.kv_usage or 0.0) >= _PRESSED for w in seen.windows):
+        low, high = 0.0, high + max(3.0, 0.2 * max(w.running for w in seen.windows))
     if covered < 0.9:
         # what was not looked at may be quite different
         low, high = low * (0.5 + 0.5 * covered), high * (1.5 - 0.5 * covered)
@@ -85,23 +103,89 @@ def _finished(particle: Particle) -> list[SketchRequest]:
 
 
 def latencies(
-    particles: Sequence[Particle], replayed: Sequence[Replayed], pooled: bool
-) -> dict[str, dict[str, float | None]]:
-    """TTFT and E2E percentiles over the particles' finished requests, gaps between tokens over all replays; seconds.
+    seen: Observations, particles: Sequence[Particle], replayed: Sequence[Replayed], pooled: bool
+) -> dict[str, Any]:
+    """TTFT and E2E percentiles over the particles' finished requests with `low` and `high`, gaps between tokens over all replays; seconds.
 
-    `pooled`: over all particles' requests together, as `percentiles_of_many` says.
+    `pooled`: over all particles' requests together, as `percentiles_of_many` says. What would have ended after the log is cut at its end;
+    `censored` counts what still ran there (contract, *Additions*). A figure whose bounds are too far apart is None, and `withheld` says why.
     """
-    firsts, ends = [], []
+    last = seen.windows[-1]
+    closed = last.end if last.running + last.waiting == 0 and seen.end <= last.end + 1.0 else math.inf
+    span = max(seen.log_end, seen.end) - min(seen.windows[0].start, *(a.low for a in seen.arrivals[:1]))
+    gaps = gap_percentiles(replayed)
+    step = gaps["p50"] or 0.0
+    firsts, ends, open_share = [], [], 0.0
     for particle in particles:
         done = _finished(particle)
         if done:
-            firsts.append([(r.first or 0.0) - r.arrival for r in done])
-            ends.append([(r.end or 0.0) - r.arrival for r in done])
+            firsts.append([min((r.first or 0.0) - r.arrival, span) for r in done])
+            ends.append([min(min(r.end or 0.0, max(closed, r.first or 0.0)) - r.arrival, span) for r in done])
+            # an end that only the belief of lengths tells, after the last line
+            open_share += sum((r.end or 0.0) > last.end for r in done) / len(done) / len(particles)
+    busy = max(1, sum(w.running + w.waiting > 0 for w in seen.windows))
+    known, thin = _KNOWN[seen.level], _THIN[seen.level]
+    spreads = math.hypot(known[0], thin[0] / busy), known[1], thin[1] / busy
+    ttft = _bounded(firsts, pooled, spreads, step, open_share if last.waiting else 0.0, span)
+    e2e = _bounded(ends, pooled, spreads, step, 0.0 if closed < math.inf else open_share, span)
+    held = [f"{name} {p}" for name, of in (("TTFT", ttft), ("E2E", e2e)) for p in _RANGE if firsts and of[p] is None]
     return {
-        "ttft_s": percentiles_of_many(firsts, pooled),
-        "e2e_s": percentiles_of_many(ends, pooled),
-        "itl_s": gap_percentiles(replayed),
+        "ttft_s": ttft,
+        "e2e_s": e2e,
+        "itl_s": gaps,
+        "withheld": _withheld(seen, held) if held else None,
+        "censored": last.running + last.waiting,
     }
+
+
+def _withheld(seen: Observations, names: Sequence[str]) -> str:
+    busy = sum(w.running + w.waiting > 0 for w in seen.windows)
+    intervals = "interval" if busy == 1 else "intervals"
+    return (
+        f"{', '.join(names)}: the bounds are more than a factor of {_FACTOR:.0f} apart"
+        f" ({busy} busy {intervals} of statistics tell too little)"
+    )
+
+
+def _bounded(
+    samples: Sequence[Sequence[float]],
+    pooled: bool,
+    known: tuple[float, float, float],
+    step: float,
+    open_share: float,
+    span: float,
+) -> dict[str, Any]:
+    """Percentiles of one figure, with bounds that hold the spread of the samples and of the requests themselves.
+
+    Args:
+        samples: seconds of each particle's requests.
+        pooled: see `percentiles_of_many`.
+        known: least spread (log) of a figure with this evidence, how many requests of a queue count as one, seconds that nobody sees.
+        step: seconds of a step, under which nothing is told apart.
+        open_share: requests whose value is not in the log; none is longer than `span` seconds.
+    """
+    value: dict[str, Any] = {**percentiles_of_many(samples, pooled)}
+    low: dict[str, float | None] = dict.fromkeys(_RANGE)
+    high: dict[str, float | None] = dict.fromkeys(_RANGE)
+    samples = [s for s in samples if len(s)]
+    if samples:
+        everything = np.concatenate([np.asarray(s) for s in samples])
+        each = np.array([np.percentile(np.asarray(s), (50, 90, 99)) for s in samples])
+        apart = np.log(np.maximum(each, step + 1e-3)).std(axis=0)
+        count = len(everything) / len(samples) / known[1]
+        for i, (name, rank) in enumerate(zip(_RANGE, (0.5, 0.9, 0.99), strict=True)):
+            wide = _Z * math.sqrt(rank * (1 - rank) / max(count, 1.0))
+            least, most = np.quantile(everything, (max(rank - wide, 0.0), min(rank + wide, 0.999)))
+            factor = math.exp(_Z * math.hypot(0.8 * float(apart[i]), known[0]))
+            centre = float(value[name])
+            low[name] = max(0.0, min(float(least), centre) / factor - step / 2 - 0.01)
+            upper = min(max(float(most), centre) * factor + 1.5 * step + 0.02 + known[2], span)
+            if open_share > 2.0 * (1.0 - rank):
+                upper = span
+            high[name] = max(upper, centre)
+            if upper + _SHORT > _FACTOR * (low[name] + _SHORT):  # type: ignore[operator]
+                value[name] = low[name] = high[name] = None
+    return {**value, "low": low, "high": high}
 
 
 def fit_of(seen: Observations, passes: Sequence[Sequence[WindowFit]]) -> dict[str, float | None]:
