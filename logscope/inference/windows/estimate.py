@@ -34,8 +34,11 @@ __all__ = ["infer"]
 _ALONE = Effort()
 _SCREENED = 2  # changes are tried on every second of the sampled workloads before they are on all
 _SECONDS = 1.5  # of one core, about, for all passes
-_POOLED = ("statistics", "bare")  # outputs are drawn anew in every particle, so that one alone has too little of the tail
-_TRUST = 0.15  # in the log likelihood of a trial pass
+_POOLED = (
+    "statistics",
+    "bare",
+)  # outputs are drawn anew in every particle, so that one alone has too little of the tail
+_TRUST, _OUTLIER = 0.25, -15.0  # in the log likelihood of a trial pass, and what a window counts at most
 _AT_LEAST = 3  # passes, before it is asked whether they agree
 _REPLAYS = 6  # samples that are replayed exactly, with their ledgers
 _MOST_ARRIVALS = 6_000
@@ -210,8 +213,8 @@ def _lives(plan: Plan) -> int:
 
 
 def _likeliest(tried: Sequence[tuple[list[Particle], list[WindowFit]]]) -> list[Particle]:
-    """Particles of trial passes in proportion to how well each pass meets the log; half of that is luck."""
-    scores = np.array([sum(f.best for f in fits) for _particles, fits in tried])
+    """Particles of trial passes in proportion to how well each pass meets the log; much of that is luck."""
+    scores = np.array([sum(max(f.best, _OUTLIER) for f in fits) for _particles, fits in tried])
     weights = np.exp(_TRUST * (scores - scores.max()))
     counts = np.rint(len(tried[0][0]) * weights).astype(int)
     return [p for (particles, _fits), count in zip(tried, counts, strict=True) for p in particles[:count]]
@@ -239,7 +242,7 @@ def _plans(seen: Observations, latent: bool) -> list[Plan]:
     proposals, islands = (2, 5) if lives >= 60 else (1, 5) if lives >= 24 else (1, 3)
     each = int(min(max(lives / proposals / (_AT_LEAST + 1), 4), 32))
     return [
-        Plan(particles=min(each, 8) if latent else each, proposals=1, rounds=2, cost_sd=0.1),
+        Plan(particles=min(each, 12) if latent else each, proposals=1, cost_sd=0.1),
         *(Plan(particles=each, proposals=proposals, cost_sd=0.05) for _ in range(islands)),
     ]
 

@@ -24,7 +24,6 @@ from reference_engine.sketch.request import Lengths, SketchRules
 __all__ = ["ParticleFilter"]
 
 _LOOK_EVERY = 12  # proposals between two looks at how much the speed matters
-_ROOMY = 0.6  # KV usage at both ends of a window under which it was not full between them
 _MEMORY = 0.93  # of a window's speed in the next one
 _FORGETTING = 0.9  # of the tokens owed, from window to window
 _RESTLESS = 0.06  # step of an output shape from window to window (log)
@@ -79,16 +78,17 @@ class ParticleFilter:
         particles = [self._fresh() for _ in range(self.plan.particles)]
         count = len(self.seen.windows)
         for k, window in enumerate(self.seen.windows):
-            tries = 1 if self._calm(k) else self.plan.proposals
+            tries = 1 if self._idle(k) else self.plan.proposals
             proposed = [self._propose(particle, k, window) for particle in particles for _ in range(tries)]
             particles = self._select(proposed, k)
             if progress is not None:
                 progress((k + 1) / (count + 1))
         return [self._to_the_end(particle) for particle in particles]
 
-    def _calm(self, k: int) -> bool:
-        """Whether nothing contended in a window: nobody waited at either end, and the cache was far from full."""
-        return all(w.waiting == 0 and (w.kv_usage or 0.0) < _ROOMY for w in self.seen.windows[max(0, k - 1) : k + 1])
+    def _idle(self, k: int) -> bool:
+        """Whether nothing happened in a window: there is nothing to choose between."""
+        window = self.seen.windows[k]
+        return not (window.running or window.waiting or window.generated_tokens or len(self._new[k]))
 
     def _fresh(self) -> Particle:
         cost = self.costs.draw(self.rng, self.plan.cost_sd)
@@ -131,7 +131,7 @@ class ParticleFilter:
         draft = self._draft(particle, k, window, belief)
         redraws = self._redraws(draft)
         best: Particle | None = None
-        rounds = min(self.plan.rounds, 2) if self._calm(k) else self.plan.rounds
+        rounds = 1 if self._idle(k) else self.plan.rounds
         turn = 0
         while turn < rounds:
             engine = self._live(particle, k, window, draft, redraws)

@@ -45,8 +45,6 @@ _PRESSED = 0.7  # KV usage in a line from which the cache may have been full bef
 _FEW = 4  # busy intervals; fewer hardly tell a count
 
 
-
-
 def count_preemptions(
     seen: Observations, particles: Sequence[Particle], widest: float, covered: float = 1.0
 ) -> PreemptionCount:
@@ -70,8 +68,7 @@ def count_preemptions(
     if float(np.mean(counts > 0)) < 0.05:
         value = low = 0.0
         high = min(high, 1.0) if counts.any() else 0.0
-    busy = sum(w.running + w.waiting > 0 for w in seen.windows)
-    if busy <= _FEW and any((w.kv_usage or 0.0) >= _PRESSED for w in seen.windows):
+    if _busy(seen) <= _FEW and any((w.kv_usage or 0.0) >= _PRESSED for w in seen.windows):
         low, high = 0.0, high + max(3.0, 0.2 * max(w.running for w in seen.windows))
     if covered < 0.9:
         # what was not looked at may be quite different
@@ -123,7 +120,7 @@ def latencies(
             ends.append([min(min(r.end or 0.0, max(closed, r.first or 0.0)) - r.arrival, span) for r in done])
             # an end that only the belief of lengths tells, after the last line
             open_share += sum((r.end or 0.0) > last.end for r in done) / len(done) / len(particles)
-    busy = max(1, sum(w.running + w.waiting > 0 for w in seen.windows))
+    busy = max(1, _busy(seen))
     known, thin = _KNOWN[seen.level], _THIN[seen.level]
     spreads = math.hypot(known[0], thin[0] / busy), known[1], thin[1] / busy
     ttft = _bounded(firsts, pooled, spreads, step, open_share if last.waiting else 0.0, span)
@@ -138,8 +135,13 @@ def latencies(
     }
 
 
+def _busy(seen: Observations) -> int:
+    """Intervals of statistics in which something ran."""
+    return sum(w.running + w.waiting > 0 or (w.generated_tokens or 0.0) > 0 for w in seen.windows)
+
+
 def _withheld(seen: Observations, names: Sequence[str]) -> str:
-    busy = sum(w.running + w.waiting > 0 for w in seen.windows)
+    busy = _busy(seen)
     intervals = "interval" if busy == 1 else "intervals"
     return (
         f"{', '.join(names)}: the bounds are more than a factor of {_FACTOR:.0f} apart"
