@@ -57,6 +57,19 @@ def from_statistics(tmp_path_factory: pytest.TempPathFactory) -> InferredReplay:
     return inferred(serve(SMALL, PRESSED, received=False), tmp_path_factory.mktemp("statistics"))
 
 
+IDLE = (
+    "(APIServer pid=11) INFO 11-29 10:00:20 [loggers.py:335] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
+    "Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.0%\n"
+)
+
+
+def bare(served: Served) -> Served:
+    """The same log without any line that tells of a request."""
+    lines = served.text.splitlines(keepends=True)
+    kept = [x for x in lines if "Received" not in x and "POST" not in x]
+    return replace(served, text="".join(kept))
+
+
 def close(said: float | None, truth: float, share: float) -> bool:
     return said is not None and abs(said - truth) <= share * max(truth, 0.5)
 
@@ -89,6 +102,63 @@ def test_latencies_from_statistics_and_access_lines_alone(pressed: Served, from_
         for percent in (90, 99):
             said = from_statistics.latency[name][f"p{percent}"]
             assert close(said, pressed.percentile(what, percent), 0.3), (name, percent)
+
+
+def test_statistics_lines_alone_tell_of_preemptions_and_latencies(pressed: Served, tmp_path: Path) -> None:
+    found = inferred(bare(pressed), tmp_path)
+    assert found.level == "bare"
+    assert close(found.requests, len(PRESSED), 0.4)
+    assert found.preemptions.low <= pressed.preemptions <= found.preemptions.high
+    assert found.pressure == "thrash"
+    assert close(found.latency["e2e_s"]["p99"], pressed.percentile("end", 99), 0.5)
+
+
+def test_statistics_lines_alone_of_a_roomy_cache_mean_no_preemption(tmp_path: Path) -> None:
+    calm = serve(with_blocks(2000), burst(25, seed=3, rate=0.5, long_share=0.0))
+    found = inferred(bare(calm), tmp_path)
+    assert (found.preemptions.low, found.preemptions.value) == (0, 0)
+    assert found.preemptions.high <= 1
+
+
+def test_statistics_lines_alone_show_a_limit_of_seats(tmp_path: Path) -> None:
+    served = serve(replace(with_blocks(3000), max_num_seqs=4), burst(60, seed=4, rate=1.5))
+    slow = inferred(bare(served), tmp_path).ledger["slow_s"]
+    assert slow["queued_for_seat"] > 10 * slow["queued_for_kv"]
+
+
+def test_latencies_have_bounds_and_are_never_longer_than_the_log(
+    from_statistics: InferredReplay, pressed: Served
+) -> None:
+    span = max(r.end for r in pressed.records if r.end is not None) / 1e9 + 20
+    for name, what in (("ttft_s", "first_token"), ("e2e_s", "end")):
+        found = from_statistics.latency[name]
+        for percent in (50, 90, 99):
+            low, value, high = (found["low"][f"p{percent}"], found[f"p{percent}"], found["high"][f"p{percent}"])
+            assert low <= value <= high <= span
+            assert low <= pressed.percentile(what, percent) <= high, (name, percent)
+
+
+def test_what_still_runs_at_the_end_is_counted_and_no_latency_outgrows_the_log(pressed: Served, tmp_path: Path) -> None:
+    lines = pressed.text.splitlines(keepends=True)
+    ends = [i for i, line in enumerate(lines) if "Avg prompt" in line]
+    found = inferred(replace(pressed, text="".join(lines[: ends[1] + 1])), tmp_path)
+    assert found.latency["censored"] > 10
+    values = [found.latency[name][p] for name in ("ttft_s", "e2e_s") for p in ("p50", "p90", "p99")]
+    assert all(v is None or v <= 27.0 for v in values)
+    assert (found.latency["withheld"] is None) == (None not in values)
+
+
+def test_outputs_that_are_all_of_a_length_end_together(tmp_path: Path) -> None:
+    same = [replace(r, output_tokens=300) for r in burst(60, seed=8, rate=20.0)]
+    served = serve(replace(with_blocks(3000), max_num_seqs=24), same, received=False)
+    found = inferred(served, tmp_path)
+    assert close(found.latency["e2e_s"]["p99"], served.percentile("end", 99), 0.25)
+    assert close(found.latency["ttft_s"]["p99"], served.percentile("first_token", 99), 0.25)
+
+
+def test_equally_likely_workloads_each_have_a_ledger(from_requests: InferredReplay) -> None:
+    assert len(from_requests.slow_each) == len(from_requests.samples.workloads)
+    assert all(set(ledger) == set(LABELS) for ledger in from_requests.slow_each)
 
 
 def test_the_fit_is_told_for_each_series(from_requests: InferredReplay) -> None:
@@ -177,9 +247,9 @@ def test_outputs_under_a_large_limit_are_inferred_from_the_totals(tmp_path: Path
 
 def test_nothing_to_replay_is_no_inference(pressed: Served, tmp_path: Path) -> None:
     kept = pressed.text.splitlines(keepends=True)
-    without_requests = [x for x in kept if "Received" not in x and "POST" not in x]
     without_statistics = [x for x in kept if "Avg prompt" not in x]
-    for name, lines in (("a", without_requests), ("b", without_statistics), ("c", [])):
+    idle = [x for x in kept if "Received" not in x and "POST" not in x and "Avg prompt" not in x] + [IDLE]
+    for name, lines in (("a", idle), ("b", without_statistics), ("c", [])):
         log_text = "".join(lines) or kept[0]
         log = parsed(log_text, tmp_path, f"{name}.log")
         assert infer(log.frames, log.facts) is None

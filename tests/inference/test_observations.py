@@ -127,11 +127,21 @@ def test_answers_that_are_not_streamed_tell_no_arrivals(tmp_path: Path) -> None:
     assert max(a.high - a.low for a in seen.arrivals) == pytest.approx(10.0, abs=0.3)
 
 
-def test_no_statistics_or_no_requests_is_nothing(tmp_path: Path) -> None:
+def test_no_statistics_is_nothing_and_no_requests_are_no_arrivals(tmp_path: Path) -> None:
     only_requests = parsed(SETUP + received(5.0, "x"), tmp_path)
-    only_statistics = parsed(SETUP + statistics(10.5), tmp_path)
     assert observe(only_requests.frames) is None
-    assert observe(only_statistics.frames) is None
+    seen = observe(parsed(SETUP + statistics(10.5), tmp_path).frames)
+    assert seen is not None
+    assert (seen.level, seen.arrivals) == ("bare", ())
+
+
+def test_a_log_that_goes_on_without_statistics_means_that_all_requests_had_ended(tmp_path: Path) -> None:
+    busy = SETUP + received(5.0, "x") + statistics(10.5, running=4) + statistics(20.5, running=4)
+    cut, goes_on = observe(parsed(busy, tmp_path).frames), observe(parsed(busy + received(60.0, "y"), tmp_path).frames)
+    assert cut is not None
+    assert goes_on is not None
+    assert (cut.windows[-1].running, goes_on.windows[-1].running) == (4, 0)
+    assert goes_on.windows[-1].end < 45
 
 
 def long_log(loads: list[int]) -> Observations:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from logscope.inference.windows.lengths import LengthModel
+from logscope.inference.windows.lengths import USUAL_VARIATION, LengthModel
 from logscope.inference.windows.observations import Arrival, Observations, Window
 from reference_engine.sketch.request import SketchRules
 
 __all__ = ["Balance", "balance_of", "with_candidates"]
 
-_VARIATION = 0.42  # of output lengths over the square of their mean, as chats usually show
 _USUAL = 200.0  # output tokens where the cache is too large to show what a request holds
 _TELLING = 0.02  # least KV usage that tells what requests hold
 
@@ -65,7 +64,7 @@ def balance_of(seen: Observations, rules: SketchRules) -> Balance | None:
         held = sum((w.kv_usage or 0.0) * capacity for w in told) / running - rules.block_size / 2
         hits = [w.hit_rate for w in told if w.hit_rate]
         whole = ratio if rules.credits_hits or not hits else ratio / max(1.0 - hits[-1], 0.1)
-        output = max(held / (whole + (1.0 + _VARIATION) / 2), 1.0)
+        output = max(held / (whole + (1.0 + USUAL_VARIATION) / 2), 1.0)
         doubt = 0.12 + 0.3 / math.sqrt(running)
     else:
         output, doubt = _USUAL, 0.7
@@ -94,18 +93,15 @@ def _came(windows: Sequence[Window], output: float, prompt: float) -> tuple[tupl
     return tuple(came), inherited
 
 
-def with_candidates(seen: Observations, model: LengthModel, doubt: float) -> tuple[Observations, LengthModel]:
-    """Twice as many arrivals as are expected in each window, of which each particle takes some; beliefs reach over all of them.
-
-    `doubt`: how far the lengths may be off in common (log).
-    """
+def with_candidates(seen: Observations, model: LengthModel, balance: Balance) -> tuple[Observations, LengthModel]:
+    """Several times as many arrivals as are expected in each window, of which each particle takes some; beliefs reach over all of them."""
     start = seen.windows[0].start
     times = np.array([a.low for a in seen.arrivals])
     pool = [a for a in seen.arrivals if a.high <= start]
     for window in seen.windows:
         came = int(((times > max(window.start, start)) & (times <= window.end)).sum())
         if came or window.running or window.waiting:
-            pool += [Arrival(window.start, window.end)] * (2 * came + 4)
+            pool += [Arrival(window.start, window.end)] * (3 * came + 6)
     count = len(pool)
     return replace(seen, arrivals=tuple(pool)), replace(
         model,
@@ -114,6 +110,6 @@ def with_candidates(seen: Observations, model: LengthModel, doubt: float) -> tup
         prompts=np.zeros(count),
         outputs=np.zeros(count),
         limits=np.full(count, float(model.limits[0])),
-        output_doubt=doubt,
-        together=True,
+        output_doubt=balance.doubt,
+        prompts_per_output=balance.prompt / balance.output,
     )

@@ -78,7 +78,7 @@ def infer(
     share = _share(seen, engines)
     lengths = length_model(seen, config.max_model_len - 1, rules, share)
     if balance is not None:
-        seen, lengths = with_candidates(seen, lengths, balance.doubt)
+        seen, lengths = with_candidates(seen, lengths, balance)
     kv_tokens, on_cpu = config.num_blocks * config.block_size, _on_cpu(facts)
     cost = first_guess(seen, kv_tokens, on_cpu)
     plans = _plans(seen, lengths.latent_outputs)

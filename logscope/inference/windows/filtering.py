@@ -209,7 +209,7 @@ class ParticleFilter:
         if late and float(self.rng.random()) < _IN_FLIGHT:
             # the step under way does not show: a long prefill and who came after it
             admitted -= int(self.rng.integers(1, min(late, 3) + 1))
-        scale = shape.scale if self.lengths.together else 1.0
+        scale = shape.scale if self.latent_arrivals else 1.0
         own = self.lengths.draw(self.rng, untouched, scale)
         if admitted and window.prompt_tokens:
             pending = sum(r.credit for r in engine.in_prefill())

@@ -18,12 +18,23 @@ import numpy.typing as npt
 from logscope.inference.windows.observations import Observations
 from reference_engine.sketch.request import SketchRules
 
-__all__ = ["Floats", "LengthModel", "OutputShape", "Sharing", "after_a_pass", "length_model", "summing_to"]
+__all__ = [
+    "USUAL_VARIATION",
+    "Floats",
+    "LengthModel",
+    "OutputShape",
+    "Sharing",
+    "after_a_pass",
+    "length_model",
+    "summing_to",
+]
 
 Floats = npt.NDArray[np.float64]
 _NORMAL = NormalDist()
 _CANDIDATES = 24
 _SUM_TOLERANCE = 0.12  # of a candidate's sum, before it is scaled to the observed one
+USUAL_VARIATION = 0.42
+"""Variance of output lengths over the square of their mean, as chats usually show."""
 _NARROW, _WIDE = 0.06, 1.3  # spreads (log) of output lengths that are thought possible
 
 
@@ -96,7 +107,8 @@ class LengthModel:
 
     `prompts` and `outputs` hold certain lengths, 0 where they are latent; `limits` is what an output cannot exceed.
     `output_mean`: mean latent output, known to `output_doubt` (log); `output_sd`: what their spread (log) is thought to be.
-    `shapes`: those that survived the pass before, where there was one; `together`: prompts scale with the outputs, as only their ratio is known.
+    `shapes`: those that survived the pass before, where there was one; `prompts_per_output`: prompt tokens to generated ones
+    where only what requests hold tells their number: prompts then scale with the outputs.
     """
 
     mean_log: Floats
@@ -110,7 +122,7 @@ class LengthModel:
     longest: int
     sharing: Sharing
     shapes: tuple[OutputShape, ...] = ()
-    together: bool = False
+    prompts_per_output: float | None = None
 
     @property
     def latent_outputs(self) -> bool:
@@ -137,9 +149,13 @@ class LengthModel:
             return OutputShape(1.0, self.output_sd)
         if family is None and self.shapes:
             return self.shapes[int(rng.integers(len(self.shapes)))].near(rng, 0.1)
-        like = family or OutputShape(1.0, self.output_sd)
+        like = (family or OutputShape(1.0, self.output_sd)).near(rng, 0.2)
         scale = math.exp(self.output_doubt * float(rng.standard_normal()))
-        return replace(like, scale=scale).near(rng, 0.2)
+        if self.prompts_per_output is not None:
+            # the longer an output, the longer it is seen to run: what those that run hold tells less of the mean where outputs differ
+            ratio = self.prompts_per_output
+            scale *= (ratio + (1.0 + USUAL_VARIATION) / 2) / (ratio + math.exp(like.spread**2) / 2)
+        return replace(like, scale=scale)
 
     def draw(self, rng: np.random.Generator, who: npt.NDArray[np.int64], scale: float = 1.0) -> Floats:
         """Own prompt tokens of the requests `who`, `scale` times longer than is believed."""
@@ -189,7 +205,7 @@ def after_a_pass(model: LengthModel, own: Mapping[int, float], shapes: Sequence[
     V0 counts recomputed tokens among the prompts, so that the windows' sums alone say too much.
     """
     model = replace(model, shapes=tuple(shapes))
-    if model.together:
+    if model.prompts_per_output is not None:
         return model
     latent = [i for i in own if model.prompts[i] <= 0]
     if len(latent) < 10:
@@ -355,8 +371,8 @@ def _output_variation(seen: Observations, share: float, mean: float) -> float:
             weight += trust * new**2
             windows += 1
         ended_before, running_before = ended, float(window.running)
-    told = max(total / weight, 0.0) if weight else 0.42
-    return min(max((windows * told + 4 * 0.42) / (windows + 4), 0.12), 1.2)
+    told = max(total / weight, 0.0) if weight else USUAL_VARIATION
+    return min(max((windows * told + 4 * USUAL_VARIATION) / (windows + 4), 0.12), 1.2)
 
 
 def _sharing(seen: Observations, rules: SketchRules, share: float, output: float) -> Sharing:

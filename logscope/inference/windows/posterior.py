@@ -40,7 +40,7 @@ _THIN = {
     "bare": (1.5, 3.0),
 }  # over the busy intervals: spread (log), seconds
 _FACTOR = 4.0  # bounds further apart tell nothing
-_SHORT = 1.0  # seconds under which a factor means little
+_SHORT = 1.5  # seconds under which a factor means little
 _PRESSED = 0.7  # KV usage in a line from which the cache may have been full before the next
 _FEW = 4  # busy intervals; fewer hardly tell a count
 
