@@ -250,8 +250,18 @@ class ParticleFilter:
         present = len(engine.running) + len(engine.waiting) + len(engine.pending) + int(old.sum())
         length = shape.scale * self.lengths.output_mean
         ended = (window.generated_tokens or 0.0) / max(length, 1.0)
-        doubt = math.sqrt(0.25 + ended * min(shape.spread**2 + 0.1, 1.0))
-        count = window.running + window.waiting - present + ended + doubt * float(self.rng.standard_normal())
+        count = window.running + window.waiting - present + ended
+        variance = 0.25 + ended * min(shape.spread**2 + 0.1, 1.0)
+        if window.prompt_tokens is not None:
+            # prompts were computed for those that were admitted: who came is these, and by how many more wait now
+            variation = math.expm1(float(self.lengths.sd_log[0]) ** 2)
+            prompt = shape.scale * math.exp(float(self.lengths.mean_log[0])) * math.sqrt(1.0 + variation)
+            admitted = window.prompt_tokens / max(prompt, 1.0)
+            waited = len(engine.waiting) + len(engine.pending)
+            blur = 0.1 + admitted * min(variation + 0.1, 2.0)
+            count = np.average([count, admitted + window.waiting - waited], weights=[1 / variance, 1 / blur])
+            variance = 1.0 / (1.0 / variance + 1.0 / blur)
+        count += math.sqrt(variance) * float(self.rng.standard_normal())
         free = np.flatnonzero(~old)
         count = min(max(round(count), 0), len(free))
         came[:] = old
