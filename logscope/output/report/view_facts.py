@@ -312,7 +312,7 @@ def _latencies(analysis: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     for key, name in _LATENCIES:
         inferred = (found.get("inferred") or {}).get(key) or {}
         for point, measured in (found.get(key) or {}).items():
-            if measured is not None:
+            if isinstance(measured, int | float):  # beside the percentiles stand the bounds of what is inferred
                 infers = inferred.get(point)
                 told = "–" if infers is None else duration(infers)
                 rows.append((f"{name} {point}", duration(measured), told, change(measured, infers)))

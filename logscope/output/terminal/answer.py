@@ -197,6 +197,10 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
             if any(v is not None for k, v in p.items() if k in ("p50", "p90", "p99")):
                 points = " · ".join(f"{k} {_with_bounds(p, k)}" for k in ("p50", "p90", "p99"))
                 line(word, f"{points} [{latency['basis']}]{scoped}")
+        if latency.get("withheld"):
+            line("Withheld", clean(str(latency["withheld"]), 300))
+        if latency.get("censored"):
+            line("Unfinished", f"{number(latency['censored'])} requests still ran at the end of the log")
     elif worst and worst["verdict"] not in ("startup-failed", "startup-kv-too-small"):
         line("Latency", clean(str(latency.get("withheld") or "not inferred: nothing was replayed"), 300))
     flow = document["throughput"]
