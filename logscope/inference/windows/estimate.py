@@ -33,12 +33,13 @@ __all__ = ["infer"]
 
 _ALONE = Effort()
 _SCREENED = 2  # changes are tried on every second of the sampled workloads before they are on all
-_SECONDS = 1.5  # of one core, about, for all passes
+_SECONDS = 1.0  # of one core, about, for all passes
 _POOLED = (
     "statistics",
     "bare",
 )  # outputs are drawn anew in every particle, so that one alone has too little of the tail
 _TRUST, _OUTLIER = 0.25, -15.0  # in the log likelihood of a trial pass, and what a window counts at most
+_UNUSUAL = 14.0  # how much better the log must speak for a shape that is not the usual one
 _AT_LEAST = 3  # passes, before it is asked whether they agree
 _REPLAYS = 6  # samples that are replayed exactly, with their ledgers
 _MOST_ARRIVALS = 6_000
@@ -213,8 +214,9 @@ def _lives(plan: Plan) -> int:
 
 
 def _likeliest(tried: Sequence[tuple[list[Particle], list[WindowFit]]]) -> list[Particle]:
-    """Particles of trial passes in proportion to how well each pass meets the log; much of that is luck."""
+    """Particles of trial passes in proportion to how well each pass meets the log; much of that is luck. The first is the usual case."""
     scores = np.array([sum(max(f.best, _OUTLIER) for f in fits) for _particles, fits in tried])
+    scores[1:] -= _UNUSUAL
     weights = np.exp(_TRUST * (scores - scores.max()))
     counts = np.rint(len(tried[0][0]) * weights).astype(int)
     return [p for (particles, _fits), count in zip(tried, counts, strict=True) for p in particles[:count]]

@@ -131,13 +131,13 @@ class LengthModel:
 
     @property
     def families(self) -> tuple[OutputShape, ...]:
-        """Shapes that a log is asked about: all of a length, like each other, as chats are, very different, short and long mixed."""
+        """Shapes that a log is asked about: as chats are, all of a length, like each other, very different, short and long mixed."""
         if not self.latent_outputs:
             return (OutputShape(1.0, self.output_sd),)
         return (
+            OutputShape(1.0, self.output_sd),
             OutputShape(1.0, 0.08),
             OutputShape(1.0, 0.3),
-            OutputShape(1.0, self.output_sd),
             OutputShape(1.0, min(1.6 * self.output_sd, _WIDE)),
             OutputShape(1.0, 0.4, 0.25, 5.0),
             OutputShape(1.0, 0.5, 0.2, 25.0),
