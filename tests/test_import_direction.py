@@ -24,7 +24,7 @@ NEVER = {
 
 # From the ground up. A module at a package's door is a room of its own.
 ROOMS = {
-    "parsers": ("lines", "families", "records", "envelopes", "sources", "reading", "reading.in_bulk"),
+    "parsers": ("lines", "families", "envelopes", "records", "sources", "reading", "reading.in_bulk"),
     "reference_engine": ("model", "cost", "v1", "v0", "replay", "sketch", "traces"),
     "logscope": (
         *("sanitize", "wording", "errors", "atomic_files"),
