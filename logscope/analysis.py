@@ -18,7 +18,7 @@ from logscope.diagnosis.findings.replayed import replay_findings
 from logscope.diagnosis.findings.visibility import not_replayed
 from logscope.diagnosis.long_logs import replay_worst
 from logscope.diagnosis.spikes import Spike, find_spikes
-from logscope.diagnosis.verdict import RANK, settled, verdict_of
+from logscope.diagnosis.verdict import PROVEN, RANK, certainty, settled, verdict_of
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding, by_severity
 from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions
@@ -39,7 +39,8 @@ _ALONE = Effort()
 class EngineResult:
     """Everything that is said of one engine; `latency` is what a second witness measured, in place of the replay's.
 
-    `declined` are the features for which a replay that was asked for was not made.
+    `declined` are the features for which a replay that was asked for was not made; `confidence` is the share of the plausible workloads
+    that agree with the verdict (None: no replay decided it), `second` the next cause and its share, where it is close.
     """
 
     log: EngineLog
@@ -55,6 +56,8 @@ class EngineResult:
     latency: Mapping[str, Any] | None = None
     declined: tuple[str, ...] = ()
     spikes: tuple[Spike, ...] = ()
+    confidence: float | None = None
+    second: tuple[str, float] | None = None
 
     @property
     def windows(self) -> pl.DataFrame | None:
@@ -163,6 +166,7 @@ def engine_result(
     elif answer is None and failure is None and not declined:
         findings += not_replayed(context, asked=replay)
     findings = settled(verdict, findings)
+    sure = certainty(verdict, answer.slow_each) if answer is not None and fair and verdict not in PROVEN else None
     return EngineResult(
         log,
         context,
@@ -176,6 +180,8 @@ def engine_result(
         generation,
         declined=declined,
         spikes=spikes,
+        confidence=sure[0] if sure else None,
+        second=sure[1] if sure else None,
     )
 
 

@@ -80,9 +80,22 @@ def test_fail_on(tmp_path: Path, level: str | None, status: int) -> None:
     assert invoke("analyze", path, "--no-replay", *(["--fail-on", level] if level else [])).exit_code == status
 
 
-def test_fail_on_does_not_fail_a_calm_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["critical", "warning", "kv-capacity,engine-crash"])
+def test_fail_on_does_not_fail_a_calm_log(tmp_path: Path, level: str) -> None:
     path = log(tmp_path, *v1_start(), *[stats_v1(10 * i, 4, 0, 5.0) for i in range(1, 5)])
-    assert invoke("analyze", path, "--no-replay", "--fail-on", "critical").exit_code == 0
+    assert invoke("analyze", path, "--no-replay", "--fail-on", level).exit_code == 0
+
+
+@pytest.mark.parametrize(("names", "status"), [("kv-capacity", 1), ("healthy,kv-capacity", 1), ("engine-crash", 0)])
+def test_fail_on_takes_verdicts(tmp_path: Path, names: str, status: int) -> None:
+    path = log(tmp_path, v0_warning(10, 51), v0_warning(11, 101))
+    assert invoke("analyze", path, "--no-replay", "--fail-on", names).exit_code == status
+
+
+def test_fail_on_an_unknown_name_is_wrong_usage(tmp_path: Path) -> None:
+    found = invoke("analyze", log(tmp_path, v0_warning(10, 51)), "--fail-on", "kv-capacty")
+    assert found.exit_code == 2
+    assert "did you mean kv-capacity?" in found.output
 
 
 def test_what_the_user_tells_overrules_the_log(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
@@ -35,13 +36,12 @@ from logscope.commands.options import (
     write_document,
 )
 from logscope.log.span import Reading, Wanted
+from logscope.wording import VERDICTS
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
 
 __all__ = ["command"]
-
-_SEVERITIES = {"warning": ("warning", "critical"), "critical": ("critical",)}
 
 
 STDOUT = Path("-")
@@ -156,8 +156,9 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @seed_option
 @click.option(
     "--fail-on",
-    type=click.Choice(["warning", "critical"]),
-    help="Exit with status 1 if any finding is at least this severe.",
+    metavar="LEVEL|VERDICT,…",
+    callback=lambda _ctx, _param, text: _fail_on(text),
+    help="Exit with status 1 if any finding is at least this severe (warning, critical), or any engine has one of these verdicts.",
 )
 @click.option(
     "--metrics",
@@ -191,7 +192,7 @@ def command(
     settings: tuple[str, ...],
     no_replay: bool,
     seed: int,
-    fail_on: str | None,
+    fail_on: frozenset[str],
     metrics: tuple[str, ...],
     latencies: str | None,
     jobs: int | None,
@@ -253,10 +254,31 @@ def command(
     outputs.write(found, document, rows)
     if not outputs.on_stdout:
         _print(found, document, rows, display)
-    if fail_on is not None and any(f["severity"] in _SEVERITIES[fail_on] for f in document["findings"]):
+    if _reached(fail_on, document):
         ctx.exit(1)
     if partly_read(data.coverage):
         ctx.exit(4)
+
+
+def _fail_on(text: str | None) -> frozenset[str]:
+    """What `--fail-on` names: severities and verdicts."""
+    from logscope.evidence.finding import SEVERITIES
+
+    names = frozenset(name.strip() for name in (text or "").split(",") if name.strip())
+    known = (*SEVERITIES, *VERDICTS)
+    for name in sorted(names - {*known}):
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise click.BadParameter(f"'{name}' is neither a severity nor a verdict{hint} (all: {', '.join(known)})")
+    return names
+
+
+def _reached(names: frozenset[str], document: Mapping[str, Any]) -> bool:
+    from logscope.evidence.finding import SEVERITIES
+
+    worst = min((SEVERITIES.index(f["severity"]) for f in document["findings"]), default=len(SEVERITIES))
+    asked = max((SEVERITIES.index(n) for n in names if n in SEVERITIES), default=-1)
+    return worst <= asked or any(e["verdict"] in names for e in document["engines"])
 
 
 def _print(found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display) -> None:

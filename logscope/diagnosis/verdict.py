@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,10 +12,15 @@ from logscope.evidence.finding import Finding
 from logscope.evidence.pressure import bound_of
 from logscope.wording import LOST_TO
 
-__all__ = ["PROVEN", "RANK", "settled", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
+__all__ = ["PROVEN", "RANK", "certainty", "settled", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
 
 PROVEN = ("startup-kv-too-small", "startup-failed", "runtime-oom", "engine-crash", "engine-stall")
 """Verdicts that the log itself proves, in the order in which they decide."""
+
+CLOSE_SHARE = 0.2
+"""Share of the plausible workloads from which on a second cause is named."""
+
+NEARLY_EQUAL = 0.8
 
 UNWELL = frozenset(
     (
@@ -65,6 +71,35 @@ def verdict_of(
 
 def _unwell(findings: Sequence[Finding]) -> bool:
     return any(f.id in UNWELL and f.severity != "info" for f in findings)
+
+
+def certainty(
+    verdict: str, slow_ledgers: Sequence[Mapping[str, float]]
+) -> tuple[float, tuple[str, float] | None] | None:
+    """The share of the plausible workloads that agree with a verdict, and the second cause with its share where that is close.
+
+    A workload whose two largest causes are nearly equal is for both in proportion. None where no workload was replayed, or where something
+    else than the ledger decided.
+    """
+    votes: defaultdict[str, float] = defaultdict(float)
+    for slow in slow_ledgers:
+        for name, share in _votes(slow).items():
+            votes[name] += share
+    total = sum(votes.values())
+    if not total or not votes[verdict]:
+        return None
+    others = [(n / total, name) for name, n in votes.items() if name != verdict]
+    share, name = max(others, default=(0.0, ""))
+    return votes[verdict] / total, (name, share) if share >= CLOSE_SHARE else None
+
+
+def _votes(slow: Mapping[str, float]) -> dict[str, float]:
+    first = verdict_of_ledger(slow)
+    if first is None or first == "healthy":
+        return {} if first is None else {first: 1.0}
+    seconds = {name: sum(float(slow.get(label) or 0.0) for label in labels) for name, labels in LOST_TO.items()}
+    close = {name: s for name, s in seconds.items() if s >= NEARLY_EQUAL * seconds[first]}
+    return {name: s / sum(close.values()) for name, s in close.items()}
 
 
 def settled(verdict: str, findings: Sequence[Finding]) -> list[Finding]:

@@ -43,8 +43,13 @@ class Finding:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """The worst first, else in their order."""
-    return sorted(findings, key=lambda f: SEVERITIES.index(f.severity) if f.severity in SEVERITIES else len(SEVERITIES))
+    """The worst first, else in their order; that a server is overloaded comes before what it is short of."""
+
+    def key(finding: Finding) -> tuple[int, bool]:
+        known = finding.severity in SEVERITIES
+        return SEVERITIES.index(finding.severity) if known else len(SEVERITIES), finding.id != "overload"
+
+    return sorted(findings, key=key)
 
 
 def proof(

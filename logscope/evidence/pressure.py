@@ -82,7 +82,7 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     with room in the cache a few free ones count as taken. With much room, an interval that was spent on prompts leaves the
     token budget (V0: one prefill step after the other). Deferred requests wait for none of these; V0's swapped ones are a queue too.
     """
-    queue = pl.col("waiting") - pl.col("deferred").fill_null(0) + pl.col("swapped").fill_null(0) > 0
+    queue = _queue()
     full = pl.col("full")
     room = ~full & (pl.col("kv_pct").fill_null(100) < NEARLY_FULL_PCT)
     much_room = ~full & (pl.col("kv_pct").fill_null(100) < MUCH_ROOM_PCT)
@@ -107,6 +107,12 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     return windows.select(bound=bound.otherwise(None))["bound"]
 
 
+def _queue() -> pl.Expr:
+    """Whether requests wait for room, a seat or the budget: most of the queue is not deferred."""
+    waiting = pl.col("waiting") + pl.col("swapped").fill_null(0)
+    return (waiting > 0) & (2 * pl.col("deferred").fill_null(0) < waiting)
+
+
 def seats_seen(windows: pl.DataFrame | None) -> int | None:
     """max_num_seqs where the queue gives it away: Running stands still at its highest number while requests wait and KV has room.
 
@@ -114,8 +120,7 @@ def seats_seen(windows: pl.DataFrame | None) -> int | None:
     """
     if windows is None or windows["aggregated"].any():
         return None
-    queue = pl.col("waiting") - pl.col("deferred").fill_null(0) > 0
-    held = windows.filter(queue & (pl.col("kv_pct") < NEARLY_FULL_PCT) & (pl.col("running") >= 1))
+    held = windows.filter(_queue() & (pl.col("kv_pct") < NEARLY_FULL_PCT) & (pl.col("running") >= 1))
     if held.height < MIN_PLATEAU:
         return None
     top = int(windows["running"].max() or 0)  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
         "schema_version": 1,
         "input": _input(analysis.data.coverage, analysis.engines),
         "verdict": worst.verdict if worst else "not-enough-evidence",
+        **_certainty(worst),
         "pressure": worst.pressure if worst else "none",
         "worst_engine": analysis.worst,
         "preemptions": _sum_preemptions([r.preemptions for r in analysis.engines])
@@ -48,6 +49,13 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
         "engines": engines,
         "witness": dict(analysis.witness) if analysis.witness is not None else None,
     }
+
+
+def _certainty(result: EngineResult | None) -> dict[str, Any]:
+    sure = None if result is None or result.confidence is None else round(result.confidence, 3)
+    second = result.second if result is not None else None
+    named = {"verdict": second[0], "confidence": round(second[1], 3)} if second is not None else None
+    return {"verdict_confidence": sure, "second": named}
 
 
 def _top_latency(analysis: Analysis, top: dict[str, Any] | None) -> dict[str, Any]:
@@ -96,6 +104,7 @@ def _engine(result: EngineResult) -> dict[str, Any]:
             "bytes": facts.kv.bytes,
         },
         "verdict": result.verdict,
+        **_certainty(result),
         "pressure": result.pressure,
         "preemptions": _preemptions(result.preemptions),
         "latency": _engine_latency(result),

@@ -170,7 +170,16 @@ def _with_count(result: EngineResult, preemptions: Preemptions) -> EngineResult:
     elif pressure == "thrash":
         pressure = pressure_of_windows(findings, result.windows) if not count else "saturated"
     said = tuple(by_severity(findings))
-    return replace(result, preemptions=preemptions, findings=said, pressure=pressure, verdict=verdict)
+    sure = (result.confidence, result.second) if verdict == result.verdict else (None, None)
+    return replace(
+        result,
+        preemptions=preemptions,
+        findings=said,
+        pressure=pressure,
+        verdict=verdict,
+        confidence=sure[0],
+        second=sure[1],
+    )
 
 
 def _asks_for_it(finding: Finding) -> bool:

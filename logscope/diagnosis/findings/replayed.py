@@ -45,8 +45,8 @@ def replay_findings(
     found = [*_preemption(context, answer), *_waits(context, answer, spikes)]
     if baseline is not None and overloaded(baseline, free, answer.arriving_s):
         title = (
-            "More work is offered than this server does under any free setting: in each replay it ends"
-            f" at least a quarter later than its last arrival ({len(free)} settings tried)"
+            "Requests arrive faster than this server can serve, whatever its free settings: each replay ends at least a quarter later"
+            f" than its last arrival ({len(free)} settings tried). Add capacity, or bound the queue"
         )
         found.append(Finding("overload", "critical", "replayed", title))
     if baseline is not None:

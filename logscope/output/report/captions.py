@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from logscope.wording import VERDICTS, plural
+from logscope.wording import VERDICTS, percent, plural
 
 __all__ = [
+    "certainty",
     "engine_name",
     "gaps",
     "headline",
+    "is_overloaded",
     "is_poor_fit",
     "lines_read",
     "no_advice",
@@ -26,6 +28,12 @@ __all__ = [
     "worst_engine",
 ]
 
+_CAUSES = {
+    "kv-capacity": "KV-cache space",
+    "seat-limit": "max_num_seqs",
+    "prefill-interference": "other requests' prefill",
+    "healthy": "their own length",
+}
 _UNANSWERED = ("startup-failed", "startup-kv-too-small", "runtime-oom", "engine-crash", "engine-stall")
 
 # What a line is shown for, where it is too long to be shown whole: the queues and the cache of a statistics line, else the word that matters.
@@ -97,9 +105,24 @@ def headline(document: Mapping[str, Any]) -> str:
     """The verdict in one sentence; where there is none, the reason in a few words."""
     verdict = str(document.get("verdict"))
     if verdict != "not-enough-evidence":
-        return VERDICTS[verdict].title if verdict in VERDICTS else verdict
+        said = VERDICTS[verdict].title if verdict in VERDICTS else verdict
+        return f"Overloaded. {said}" if is_overloaded(document) else said
     short = re.split(r"[:;(]", reason(document))[0].strip().rstrip(".")
     return f"{VERDICTS[verdict].title}: {_lower(short)}"
+
+
+def is_overloaded(document: Mapping[str, Any]) -> bool:
+    """Whether requests come faster than the worst engine can serve them under any setting."""
+    return any(f.get("id") == "overload" for f in own_findings(document))
+
+
+def certainty(document: Mapping[str, Any]) -> str:
+    """How sure the verdict is, where another cause is close: "mainly KV-cache space (64 % of the plausible workloads), also …"; else empty."""
+    second, sure = document.get("second"), document.get("verdict_confidence")
+    if not second or sure is None:
+        return ""
+    share = percent(second.get("confidence"))
+    return f"mainly {_CAUSES.get(str(document.get('verdict')), 'that')} ({percent(sure)} of the plausible workloads), also {_CAUSES.get(str(second.get('verdict')), 'another cause')} ({share})"
 
 
 def reason(document: Mapping[str, Any]) -> str:

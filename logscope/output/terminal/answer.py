@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.text import Text
 
 from logscope.output.report.captions import (
+    certainty,
     engine_name,
     gaps,
+    is_overloaded,
     is_poor_fit,
     lines_read,
     no_advice,
@@ -120,7 +122,12 @@ def print_answer(
     """Print the document of `analyze --json` for people."""
     console = make_console(color)
     why = clean(reason(document), 400) if document["verdict"] == "not-enough-evidence" else ""
-    say(console, headline(document["verdict"], document["pressure"], why), label="", hang=2)
+    said = headline(document["verdict"], document["pressure"], why)
+    if is_overloaded(document):
+        said.append("; overloaded: requests arrive faster than this server can serve", style="bold")
+    if sure := certainty(document):
+        said.append(f"; {sure}")
+    say(console, said, label="", hang=2)
     worst = worst_engine(document)
     if worst:
         _server(console, document, worst, verbose)
