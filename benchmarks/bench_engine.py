@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from reference_engine.cost.step_time import LinearStepTime
@@ -98,6 +98,12 @@ def sharing_pressure(count: int) -> Case:
     )
 
 
+def drafting_pressure(count: int) -> Case:
+    """As `pressure`, with three drafts a step of which half are accepted: replayed by the plain loop."""
+    config = replace(pressure(0).config, num_spec_tokens=3, spec_method="eagle", acceptance=0.5)
+    return Case(config, pressure(count).requests)
+
+
 def mooncake(path: str) -> Case:
     """The trace, on the engine that `logscope replay` takes without a configuration."""
     return Case(nominal_setup().config, list(read_workload(path).requests))
@@ -108,6 +114,7 @@ CASES: dict[str, Callable[..., Case]] = {
     "calm": calm,
     "pressure": pressure,
     "sharing": sharing_pressure,
+    "drafting": drafting_pressure,
     "mooncake": mooncake,
 }
 
@@ -204,6 +211,7 @@ def main() -> None:
     case("512/256 under pressure", "pressure", options.requests, ["fast", "result"])
     case("the same, small", "pressure", options.requests // 10, ["plain", "fast"])
     case("with shared prefixes", "sharing", options.requests // 10, ["plain", "fast"])
+    case("with drafts", "drafting", options.requests // 10, ["plain"])
     if options.mooncake is not None:
         case("Mooncake conversations", "mooncake", str(options.mooncake), ["result"], 1)
     if options.json is not None:

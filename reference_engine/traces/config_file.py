@@ -27,6 +27,7 @@ __all__ = [
     "finite_number",
     "nominal_clock",
     "nominal_setup",
+    "settings_of",
     "setup_from_document",
     "short_repr",
 ]
@@ -58,6 +59,21 @@ def setup_from_document(document: Mapping[str, Any]) -> Setup:
     `tensor_parallel_size`, `pipeline_parallel_size`). `num_blocks` may be left out where hardware and model are given;
     `gpu_memory_utilization` (default 0.9) then sizes the KV cache. Raises `ConfigError` for what is unknown or impossible.
     """
+    values = settings_of(document)
+    hardware = _hardware(document)
+    if values.get("num_blocks") is None:
+        if hardware is None:
+            raise ConfigError("num_blocks is missing (or hardware and model, to compute it from)")
+        values["num_blocks"] = _sized_blocks(hardware, document, values.get("block_size", 16))
+    config = EngineConfig(**values)
+    return Setup(config, clock_of(document, config.async_scheduling))
+
+
+def settings_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `EngineConfig` that a document names, each with its type; null is the default.
+
+    Raises `ConfigError` for a key that the engine does not know: it is never replayed as something simpler.
+    """
     settings = {_RENAMED.get(key, key): value for key, value in document.items()}
     unknown = [key for key in settings if key not in _SETTINGS and key not in CLOCK_KEYS]
     if unknown:
@@ -67,15 +83,9 @@ def setup_from_document(document: Mapping[str, Any]) -> Setup:
         for key, value in settings.items()
         if key in _SETTINGS and not (value is None and _SETTINGS[key].default is not None)
     }
-    hardware = _hardware(document)
-    if values.get("num_blocks") is None:
-        if hardware is None:
-            raise ConfigError("num_blocks is missing (or hardware and model, to compute it from)")
-        values["num_blocks"] = _sized_blocks(hardware, document, values.get("block_size", 16))
     if settings.get("kv_groups"):
         values["block_size"] = groups_from_records(settings["kv_groups"])[0].block_size
-    config = EngineConfig(**values)
-    return Setup(config, clock_of(document, config.async_scheduling))
+    return values
 
 
 def nominal_clock(async_scheduling: bool = False) -> StepTime:

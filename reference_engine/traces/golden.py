@@ -19,16 +19,14 @@ from typing import Any, TextIO
 
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError, WorkloadError
-from reference_engine.model.kv_group import groups_from_records, several_groups
 from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration
-from reference_engine.traces.config_file import CLOCK_KEYS, Setup, clock_of, finite_number, short_repr
+from reference_engine.traces.config_file import Setup, clock_of, finite_number, settings_of, short_repr
 from reference_engine.traces.workload_file import Workload, lines_of, parse_json
 
 __all__ = ["config_of", "is_golden_header", "read_golden", "request_of", "step_file_name", "step_record", "write_steps"]
-_CONFIG_NAMES = {"async": "async_scheduling"}
-_BESIDE = ("layers", "mamba_cache_mode", *CLOCK_KEYS)
-"""Keys that do not say how the engine decides: what the groups were made of, and the clock."""
+_GROUPS_WERE_MADE_OF = ("layers", "mamba_cache_mode")
+"""Keys that say what `kv_groups` was made of; the engine only needs the groups."""
 
 
 def config_of(record: Mapping[str, Any], engine: str = "vllm-v1", version: str = "0.33.0") -> EngineConfig:
@@ -36,27 +34,17 @@ def config_of(record: Mapping[str, Any], engine: str = "vllm-v1", version: str =
 
     Raises:
         WorkloadError: it is no object, or `num_blocks` is missing.
-        ConfigError: a key that the engine does not know: it is never replayed as something simpler.
+        ConfigError: a key that the engine does not know, or a value of the wrong kind.
     """
     if not isinstance(record, Mapping):
         raise WorkloadError(f"the configuration is no object: {record!r}")
-    fields = {_CONFIG_NAMES.get(key, key): value for key, value in record.items()}
-    unknown = [key for key in fields if key not in EngineConfig.__dataclass_fields__ and key not in _BESIDE]
-    if unknown:
-        raise ConfigError(f"the configuration has the key {unknown[0]!r}, which the engine does not know")
-    known = {
-        key: value for key, value in fields.items() if key in EngineConfig.__dataclass_fields__ and value is not None
-    }
-    if "kv_groups" in known:
-        groups = groups_from_records(known["kv_groups"])
-        known["block_size"], known["kv_groups"] = groups[0].block_size, several_groups(groups)
-    if "retention_interval" in fields:
-        known["retention_interval"] = "dense" if fields["retention_interval"] is None else fields["retention_interval"]
-    known.setdefault("engine", engine)
-    known.setdefault("version", version)
-    if "num_blocks" not in known:
+    document = {key: value for key, value in record.items() if key not in _GROUPS_WERE_MADE_OF}
+    if document.get("retention_interval", 0) is None:
+        document["retention_interval"] = "dense"
+    settings = settings_of({"engine": engine, "version": version, **document})
+    if "num_blocks" not in settings:
         raise WorkloadError("the configuration does not say num_blocks")
-    return EngineConfig(**known)
+    return EngineConfig(**settings)
 
 
 def request_of(record: Mapping[str, Any]) -> Request:

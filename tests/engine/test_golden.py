@@ -139,7 +139,11 @@ def test_a_run_that_cannot_progress_is_ended_and_names_the_request(version: str,
     "line",
     ['{"config": 3, "requests": []}', '{"config": {}, "requests": []}',
      '{"config": {"num_blocks": 9}, "requests": [{"id": 1}]}',
-     '{"config": {"num_blocks": 9}, "requests": [{"id": 1, "max_tokens": 1, "prompt": [["a"]]}]}'],
+     '{"config": {"num_blocks": 9}, "requests": [{"id": 1, "max_tokens": 1, "prompt": [["a"]]}]}',
+     '{"config": {"num_blocks": "x"}, "requests": [{"id": 1, "max_tokens": 1, "prompt": [["a", 1]]}]}',
+     '{"config": {"num_blocks": 9, "acceptance": "all"}, "requests": [{"id": 1, "max_tokens": 1, "prompt": [["a", 1]]}]}',
+     '{"config": {"num_blocks": 9, "num_speculative_tokens": 2}, "requests": [{"id": 1, "max_tokens": 1}]}',
+     '{"version": 3, "config": {"num_blocks": 9}, "requests": [{"id": 1, "max_tokens": 1, "prompt": [["a", 1]]}]}'],
 )  # fmt: skip
 def test_a_header_that_cannot_be_read_is_one_sentence(line: str) -> None:
     with pytest.raises(WorkloadError, match=r"\Atrace: [^\n]+\Z"):
