@@ -54,7 +54,8 @@ class StepAccount:
 
     `explained`: how well the scheduler's rules explain the steps, 0..1; `coverage`: share of the tokens of the statistics lines that the
     steps hold (None: no such lines); `known_arrivals`: whether the log shows when requests came, else they are placed by the numbers of
-    waiting ones; `step_time_error`: the median relative error of the step time; `evictions`: when each happened.
+    waiting ones; `step_time_error`: the median relative error of the step time; `evictions`: when each happened;
+    `by_stamps`: step times come from the lines' times, as the printed ones cannot be true (asynchronous scheduling on a GPU).
     """
 
     explained: float
@@ -62,6 +63,7 @@ class StepAccount:
     known_arrivals: bool
     step_time_error: float
     evictions: tuple[datetime, ...]
+    by_stamps: bool = False
 
     @property
     def trusted(self) -> bool:

@@ -231,6 +231,7 @@ def _replay(result: EngineResult) -> dict[str, Any] | None:
             **{name: getattr(answer.step_time, name) for name in _STEP_TIME},
             "basis": "inferred",
             "error": answer.steps.step_time_error if answer.steps else None,
+            "times": ("stamps" if answer.steps.by_stamps else "elapsed") if answer.steps else None,
         },
         "unsupported": list(answer.unsupported),
     }

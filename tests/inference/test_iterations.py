@@ -140,6 +140,18 @@ def test_the_step_time_is_measured(read: Read) -> None:
     assert steps_of(found).step_time_error < 0.03
 
 
+def test_where_elapsed_is_only_a_wait_the_stamps_tell_the_step_times(read: Read) -> None:
+    """Asynchronous scheduling on a GPU: a step's result was launched earlier, and hardly any wait is left."""
+    text, _ = write_log(workload(100, 3.5, seed=1), config(async_scheduling=True))
+    waits = re.sub(r"elapsed time: [\d.]+ ms", "elapsed time: 0.05 ms", text)
+    honest, found = account(read(text)), account(read(waits))
+    assert (steps_of(honest).by_stamps, steps_of(found).by_stamps) == (False, True)
+    assert found.preemptions.bounds == honest.preemptions.bounds
+    for name in ("ttft_s", "e2e_s"):
+        assert found.latency[name]["p99"] == pytest.approx(honest.latency[name]["p99"], rel=0.05, abs=0.1)
+    assert found.latency["itl_s"]["p50"] == pytest.approx(honest.latency["itl_s"]["p50"], rel=0.25)
+
+
 def test_a_calm_server_has_none(read: Read) -> None:
     text, _ = write_log(workload(40, 1.0, seed=6), config(num_blocks=2000))
     found = account(read(text))

@@ -9,18 +9,21 @@ Step times measured step by step: a robust linear fit over the observed steps, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from reference_engine.cost.step_time import LinearStepTime, StepCost
 
-__all__ = ["Calibration", "Floats", "Ints", "arrival_times", "calibrate", "end_times"]
+__all__ = ["Calibration", "Floats", "Ints", "arrival_times", "calibrate", "end_times", "step_seconds"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _DRIFT = 0.04  # of a step's length: how far the time between two steps strays from its mean
 _SLACK_S = 0.0002
+_ENOUGH_STEPS = 50  # fewer do not tell a field that is wrong from a slow start
+_UNTOLD, _LEAST_UNTOLD_S = 1.5, 0.002  # time between two lines that no step accounts for: over a step's mean, seconds
 
 
 def end_times(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_]) -> Floats:
@@ -43,6 +46,47 @@ def end_times(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_]) 
     return np.maximum.accumulate(np.clip(ends, stamps, stamps + 1.0 - 1e-6))
 
 
+def step_seconds(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_], prefill: Ints) -> Floats | None:
+    """Seconds of each step from the lines' times, where the printed ones cannot be true; None where they can.
+
+    With asynchronous scheduling on a GPU `elapsed` is only the wait for a result that was launched earlier, down to 0.03 ms: then far more
+    time passes between the lines than the steps are said to take. Arguments as in `end_times`; `prefill`: prompt tokens of each step.
+    """
+    if len(stamps) < _ENOUGH_STEPS:
+        return None
+    stamps = np.maximum.accumulate(stamps)
+    if np.mean(stamps != np.floor(stamps)) > 0.5:
+        told = np.diff(stamps, prepend=stamps[0])
+        usual = float(np.median(told[1:][~may_idle[1:]])) if (~may_idle[1:]).any() else 0.0
+        told[0] = usual
+        told = np.where(may_idle, np.minimum(told, usual), told)
+        lacking = usual - float(np.median(elapsed))
+    else:
+        lacking = _overhead(stamps, elapsed, may_idle)
+        told = _by_second(stamps, may_idle, prefill)
+    if lacking <= max(_UNTOLD * float(elapsed.mean()), _LEAST_UNTOLD_S):
+        return None
+    return np.maximum(told, 1e-6)
+
+
+def _by_second(stamps: Floats, may_idle: npt.NDArray[np.bool_], prefill: Ints) -> Floats:
+    """Whole seconds: the steps between two turns of a second share the time between them by what such steps usually take."""
+    turns = np.flatnonzero(np.diff(np.floor(stamps)) > 0) + 1
+    idle = np.cumsum(may_idle)
+    busy = [(first, last) for first, last in pairwise(turns) if idle[first] == idle[last]]
+    if not busy:
+        return np.zeros(len(stamps))
+    seconds = np.array([stamps[last] - stamps[first] for first, last in busy])
+    work = np.array([(last - first, prefill[first:last].sum()) for first, last in busy], dtype=np.float64)
+    base, each = np.linalg.lstsq(work, seconds, rcond=None)[0]
+    if base <= 0 or each < 0:
+        base, each = float(seconds.sum() / work[:, 0].sum()), 0.0
+    told = np.asarray(base + each * prefill, dtype=np.float64)
+    for (first, last), lasted in zip(busy, seconds, strict=True):
+        told[first:last] *= np.clip(lasted / told[first:last].sum(), 0.5, 2.0)
+    return told
+
+
 def _overhead(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_]) -> float:
     """Mean seconds between a step's end and the next one's start, from the busy stretches between turns of a second."""
     turns = np.flatnonzero(np.diff(stamps) > 0) + 1
@@ -59,7 +103,7 @@ def _overhead(stamps: Floats, elapsed: Floats, may_idle: npt.NDArray[np.bool_]) 
     seconds = stamps[last] - stamps[first]
     work = done[last] - done[first] - (elapsed[last] - elapsed[first]) / 2
     steps = (last - first).sum()
-    return float(np.clip((seconds - work).sum() / steps, -0.5 * elapsed.mean(), 0.02))
+    return float(max((seconds - work).sum() / steps, -0.5 * elapsed.mean()))
 
 
 def _narrow(low: Floats, high: Floats, between: Floats, may_idle: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from logscope.inference.steps.clock import Floats, Ints, end_times
+from logscope.inference.steps.clock import Floats, Ints, end_times, step_seconds
 
 __all__ = ["History", "Rules", "Span", "Steps", "Track", "read_steps", "seconds_of"]
 _MOST_REQUESTS = 1 << 16  # in one step
@@ -23,7 +23,8 @@ class Steps:
 
     `context`/`generation`: requests that got prefill and other tokens, `context_tokens`/`generation_tokens` how many;
     `used`: KV blocks in use after the step (NaN where the line does not say), known to `used_error` blocks;
-    `lost`: steps between the one before and this one whose lines are missing.
+    `lost`: steps between the one before and this one whose lines are missing; `by_stamps`: `elapsed` comes from the lines' times, as what
+    they print cannot be true.
     """
 
     number: Ints
@@ -38,6 +39,7 @@ class Steps:
     used: Floats
     used_error: float
     lost: Ints
+    by_stamps: bool = False
 
     def __len__(self) -> int:
         return len(self.number)
@@ -45,7 +47,12 @@ class Steps:
     def part(self, stop: int) -> Steps:
         """The first `stop` steps."""
         return replace(
-            self, **{name: getattr(self, name)[:stop] for name in self.__dataclass_fields__ if name != "used_error"}
+            self,
+            **{
+                name: getattr(self, name)[:stop]
+                for name in self.__dataclass_fields__
+                if name not in ("used_error", "by_stamps")
+            },
         )
 
     @property
@@ -106,7 +113,11 @@ def read_steps(frame: pl.DataFrame, usable_blocks: int | None) -> Steps:
     elapsed = frame["elapsed_ms"].to_numpy().astype(np.float64) / 1e3
     number = frame["iteration"].to_numpy().astype(np.int64)
     stamps = _forward_filled(seconds_of(frame))
-    end = end_times(stamps, elapsed, column["generation_requests"] == 0)
+    may_idle = column["generation_requests"] == 0
+    told = step_seconds(stamps, elapsed, may_idle, column["context_tokens"])
+    if told is not None:
+        elapsed = told
+    end = end_times(stamps, elapsed, may_idle)
     share = frame["gpu_kv_cache_usage_pct"].cast(pl.Float64).to_numpy() / 100.0
     blocks = float(usable_blocks or 0) or np.nan
     lost = np.maximum(np.diff(number, prepend=number[:1] - 1) - 1, 0)
@@ -124,6 +135,7 @@ def read_steps(frame: pl.DataFrame, usable_blocks: int | None) -> Steps:
         used=np.asarray(share * blocks, dtype=np.float64),
         used_error=0.0005 * blocks + 0.01 if blocks == blocks else np.inf,
         lost=lost,
+        by_stamps=told is not None,
     )
 
 

@@ -178,7 +178,7 @@ def _answer(
         replay=result,
         samples=samples,
         screening=samples,
-        steps=StepAccount(explained, coverage, arrivals.known, run.calibration.error, tuple(times)),
+        steps=StepAccount(explained, coverage, arrivals.known, run.calibration.error, tuple(times), steps.by_stamps),
     )
 
 

@@ -33,12 +33,13 @@ _Z = 1.645  # 5th to 95th percentile
 _BIN_S = 5.0
 _RANGE = ("p50", "p90", "p99")
 # By level of evidence: least spread (log) of a latency, and how many requests count as one, as those of a queue share their fate.
-_KNOWN = {"requests": (0.05, 1.5), "statistics": (0.10, 1.5), "bare": (0.18, 1.5)}
+_KNOWN = {"requests": (0.05, 1.5), "statistics": (0.10, 1.5), "bare": (0.18, 4.0)}
 _THIN = {
     "requests": (0.5, 0.5),
     "statistics": (1.2, 3.0),
     "bare": (1.5, 3.0),
 }  # over the busy intervals: spread (log), seconds
+_TOP = 0.996  # rank of the longest that is drawn, which bounds a p99
 _FACTOR = 4.0  # bounds further apart tell nothing
 _SHORT = 1.5  # seconds under which a factor means little
 _PRESSED = 0.7  # KV usage in a line from which the cache may have been full before the next
@@ -177,7 +178,7 @@ def _bounded(
         count = len(everything) / len(samples) / known[1]
         for i, (name, rank) in enumerate(zip(_RANGE, (0.5, 0.9, 0.99), strict=True)):
             wide = _Z * math.sqrt(rank * (1 - rank) / max(count, 1.0))
-            least, most = np.quantile(everything, (max(rank - wide, 0.0), min(rank + wide, 0.999)))
+            least, most = np.quantile(everything, (max(rank - wide, 0.0), min(rank + wide, _TOP)))
             factor = math.exp(_Z * math.hypot(0.8 * float(apart[i]), known[0]))
             centre = float(value[name])
             low[name] = max(0.0, min(float(least), centre) / factor - step / 2 - 0.01)
