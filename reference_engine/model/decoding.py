@@ -40,7 +40,7 @@ class DecodingRequest(RequestState):
     While `decoding` is set, decode step j leaves it at `base + j` computed tokens and `output_base + j` output tokens;
     `first` is its first decode step in the batch and `finish` the one of its last token. The plain fields are written
     again when it leaves. `mark_time` and `mark_disturbed`: clock and disturbance total (ns) from which its decode time
-    counts; `wait_from`: when it was evicted (ns); `queued`: the replay's queue totals at its entry.
+    counts; `wait_from`: when it was preempted (ns); `queued`: the replay's queue totals at its entry.
     """
 
     __slots__ = _NO_SLOTS  # laid out by the subclass
@@ -205,7 +205,7 @@ class DecodingBatch(DecodingTotals, Generic[DecodingT]):
         return [s for s in dict.fromkeys(named) if s.decoding and s.finish == decode_step]
 
     def next_finish(self) -> int:
-        """The next decode step that brings a last token (or that did, before its request was evicted)."""
+        """The next decode step that brings a last token (or that did, before its request was preempted)."""
         finishes = self._finishes
         while finishes[0] not in self._finish_at:
             heappop(finishes)

@@ -50,7 +50,7 @@ def chunk_kind(start: int, prompt: int, reached: int) -> int:
     Args:
         start: first position that the chunk computes, in tokens.
         prompt: prompt length in tokens.
-        reached: positions that the request had computed at its best, before an eviction took them.
+        reached: positions that the request had computed at its best, before a preemption took them.
     """
     if start < reached:
         return RECOMPUTE

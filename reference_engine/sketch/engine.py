@@ -159,7 +159,7 @@ class SketchReplay(SketchScheduler):
             self.waiting = deque([r for r in self.waiting if r.id != gone])
 
     def _stride(self, until: float) -> bool:
-        """Steps in which all running requests decode and nothing is admitted, evicted, or arrives."""
+        """Steps in which all running requests decode and nothing is admitted, preempted, or arrives."""
         count, rules, counts = self.counts.count, self.rules, self.counts
         if not count or self.singles or count * (1 + rules.drafts) > rules.token_budget:
             return False

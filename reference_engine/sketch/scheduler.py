@@ -1,4 +1,4 @@
-"""The sketch's decisions: what a step computes, who is admitted, who is evicted, and what blocks that takes."""
+"""The sketch's decisions: what a step computes, who is admitted, who is preempted, and what blocks that takes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SketchScheduler:
             batch.kv_tokens += self.counts.num_computed_tokens(self.decode_step + 1 + drafts)
 
     def schedule_running(self, batch: SketchBatch) -> bool:
-        """Running requests in order; True when nobody was evicted, so that others may be admitted."""
+        """Running requests in order; True when nobody was preempted, so that others may be admitted."""
         batch.gain = self._next_gain()
         plan = self._plan()
         if plan is None:
@@ -118,7 +118,7 @@ class SketchScheduler:
         need += sum(new for _request, _tokens, new in plan)
         calm = need <= self.num_free_blocks
         while need > self.num_free_blocks:
-            # who lacks a block evicts from the tail: what the tail wanted is then not needed either
+            # who lacks a block preempts from the tail: what the tail wanted is then not needed either
             preempted_req = self.running[-1]
             need -= plan.pop()[2] if plan else self._blocks_of_one(preempted_req, batch.gain)
             self._preempt_last()
@@ -204,7 +204,7 @@ class SketchScheduler:
         return calm
 
     def schedule_waiting(self, batch: SketchBatch) -> None:
-        """Waiting requests from the head, while seats, budget and blocks last."""
+        """Waiting requests from the head, while `max_num_running_reqs`, budget and blocks last."""
         rules, waiting = self.rules, self.waiting
         token_budget = self._token_budget
         while waiting and token_budget > 0 and len(self.running) < rules.max_num_running_reqs:

@@ -338,7 +338,7 @@ class V1FastScheduler(V1Scheduler):
             self.pool.cache_blocks(state, blocks)
 
     def _schedule_running_short_of_blocks(self, step: Step, plan: list[Planned], needing_block: set[FastState]) -> None:
-        """FCFS with too few blocks: in running order, whoever lacks one evicts from the tail until it fits."""
+        """FCFS with too few blocks: in running order, whoever lacks one preempts from the tail until it fits."""
         wanting = [(s.stamp, s, 0, 1) for s in needing_block]
         wanting += [(s.stamp, s, num_new_tokens, new) for s, num_new_tokens, new in plan]
         wanting.sort()

@@ -24,7 +24,7 @@ class WaitingQueue(Protocol):
         """A new request."""
 
     def prepend_request(self, state: RequestState) -> None:
-        """An evicted or skipped request: to the front, or to its place in the order of priority."""
+        """A preempted or skipped request: to the front, or to its place in the order of priority."""
 
     def peek_request(self) -> RequestState:
         """The request that would be popped."""
