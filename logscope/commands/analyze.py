@@ -282,12 +282,16 @@ def _reached(names: frozenset[str], document: Mapping[str, Any]) -> bool:
 
 
 def _print(found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display) -> None:
+    from logscope.execution.fleet_analysis import servers_of
+    from logscope.output.json import analysis_document
     from logscope.output.terminal.answer import print_answer
 
     if len(rows) > 1:
         from logscope.output.terminal.tables import print_fleet
 
         print_fleet(rows, verbose=display.verbose, color=display.color)
+        found = servers_of(found)[rows[0]["server"]]  # what follows is about the worst server alone
+        document = {**document, **analysis_document(found), "input": document["input"]}
     print_answer(document, verbose=display.verbose, color=display.color, series=_series(found))
 
 

@@ -5,8 +5,10 @@ The contract's `whatif --json` document.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import polars as pl
 
 from logscope.analysis import Analysis, EngineResult
 from logscope.diagnosis.spikes import Spike
@@ -63,7 +65,24 @@ def _top_latency(analysis: Analysis, top: dict[str, Any] | None) -> dict[str, An
     own: dict[str, Any] = top["latency"] if top else _latency(None)
     if analysis.latency is None or own["basis"] == "measured":
         return own
-    return {**_latency(analysis.latency), "inferred": own if own["basis"] else None}
+    inferred = own if len(analysis.engines) < 2 else _inferred_of_all(analysis.engines)
+    return {**_latency(analysis.latency), "inferred": inferred if inferred and inferred["basis"] else None}
+
+
+def _inferred_of_all(results: Sequence[EngineResult]) -> dict[str, Any] | None:
+    """Latencies of all engines' replayed requests together, as clients see them; None where an engine that served was not replayed."""
+    if any(r.answer is None and r.windows is not None for r in results):
+        return None
+    frames = [r.answer.requests_frame.select("ttft_s", "e2e_s") for r in results if r.answer is not None]
+    if not frames:
+        return None
+    together = pl.concat(frames)
+    points = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    found = {
+        name: {point: together[name].drop_nulls().quantile(q, "linear") for point, q in points.items()}
+        for name in ("ttft_s", "e2e_s")
+    }
+    return _latency({"basis": "inferred", **found})
 
 
 def _input(coverage: Coverage, results: Iterable[EngineResult]) -> dict[str, Any]:
