@@ -36,6 +36,7 @@ MEASURES: tuple[tuple[str, str, Any, bool], ...] = (
     ("preemptions", "Preemptions", number, True),
     ("recomputed_tokens", "Recomputed", number, True),
 )
+SHOWN_S = 0.005  # less is printed as 0.00 s
 SAME = 0.03  # a change below this is within what two runs of the same thing differ by
 
 
@@ -165,7 +166,7 @@ def ledger_rows(ledger: Mapping[str, Any]) -> list[LedgerRow]:
             total=_in_seconds(total.get(label), 0),
         )
         for label, name in LEDGER_LABELS.items()
-        if any((side.get(label) or 0.0) > 0 for side in (slow, typical, total))
+        if any((side.get(label) or 0.0) >= SHOWN_S for side in (slow, typical, total))
     ]
 
 
