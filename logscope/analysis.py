@@ -145,7 +145,7 @@ def engine_result(
     if answer is not None:
         spikes = find_spikes(answer.requests_frame, answer.origin, context.windows, context.texts)
     if failure is not None:
-        title = f"The replay failed ({failure}): what follows is from the log alone"
+        title = f"The replay failed ({failure}); the answer is from the log alone"
         findings.append(Finding("coverage", "warning", "measured", title))
     if answer is not None and not answer.fair:
         findings.append(_poor_fit(answer))
@@ -198,7 +198,7 @@ def with_seats_seen(log: EngineLog) -> EngineLog:
 
 
 def _poor_fit(answer: InferredReplay) -> Finding:
-    title = f"The replay fits this log poorly ({answer.mean_fit:.0%} on average): what is inferred or replayed here is not to be relied on, and decides nothing"
+    title = f"The replay fits this log poorly ({answer.mean_fit:.0%} on average): do not rely on the inferred and replayed figures; they decide nothing here"
     return Finding("coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)})
 
 

@@ -75,7 +75,7 @@ def test_a_saturated_v1_log_says_that_preemption_is_not_visible(tmp_path: Path) 
     assert found["pressure"] == "saturated"
     assert found["preemptions"]["value"] is None
     assert found["preemptions"]["logged"] == {"low": None, "high": None}
-    assert any("logs no preemption" in f["title"] for f in found["findings"] if f["id"] == "coverage")
+    assert any("does not log preemptions" in f["title"] for f in found["findings"] if f["id"] == "coverage")
 
 
 def test_a_patched_builds_field_counts_the_interval(tmp_path: Path) -> None:

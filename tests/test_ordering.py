@@ -54,7 +54,7 @@ def facts(policy: str) -> EngineFacts:
 
 def test_another_order_is_offered_to_who_serves_first_come_first_served() -> None:
     (found,) = ordering_finding(facts("fcfs"), Samples((workload(0.5),), engine()))
-    assert "A priority policy would change who waits" in found.title
+    assert "Priority scheduling would only redistribute the waiting" in found.title
 
 
 def test_it_is_not_offered_to_who_serves_by_priority_already() -> None:

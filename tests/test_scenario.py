@@ -48,8 +48,8 @@ def test_two_ranks_have_at_least_twice_the_blocks_and_shorter_steps(tmp_path: Pa
     assert found.config.num_blocks >= 10_000
     assert 0.5 < found.scale.base < 1.0
     assert found.notes == (
-        "KV blocks are taken as proportional to the devices: the log does not show weights and memory",
-        f"a step is taken to need {found.scale.base:.2f} of its time on 2 tensor ranks instead of 1",
+        "KV blocks scale with the number of GPUs (the log shows neither weight size nor free memory)",
+        f"with tensor_parallel_size 2 instead of 1 a step takes {found.scale.base:.2f}x as long",
     )
 
 

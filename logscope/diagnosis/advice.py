@@ -66,7 +66,7 @@ class Advice:
             "set": dict(self.candidate.changes),
             "cost": self.candidate.cost,
             "why": self.candidate.why,
-            "trade": " ".join([*filter(None, trade), *(f"Assumed: {n}." for n in self.notes)]),
+            "trade": " ".join([*filter(None, trade), *(f"Assumption: {n}." for n in self.notes)]),
             "basis": self.basis,
             "ranked_by": self.ranked_by,
             "baseline": dict(self.baseline),
@@ -223,8 +223,8 @@ def _start(facts: EngineFacts, finding: Finding) -> list[Candidate]:
         Candidate(
             {"max_model_len": int(fits)},
             "free",
-            f"The KV cache holds one request of {int(fits):,} tokens: the server starts with this.",
-            "Longer requests are refused; several full ones do not run at once.",
+            f"The KV cache fits one request of {int(fits):,} tokens, so the server will start with this value.",
+            "Longer requests are rejected, and full-length requests run one at a time.",
         )
     ]
 
@@ -237,7 +237,7 @@ def _memory(facts: EngineFacts) -> list[Candidate]:
             Candidate(
                 {"gpu_memory_utilization": round(share - LESS_MEMORY, 3)},
                 "free",
-                "Leaves more of the GPU's memory to activations, which is what ran out.",
+                "Leaves more GPU memory for activations, which is what ran out.",
                 "The KV cache becomes smaller.",
             )
         )

@@ -11,6 +11,7 @@ import polars as pl
 from logscope.evidence.context import Context
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
+from logscope.wording import percent
 
 __all__ = ["Candidate", "candidates", "queue_caps", "rules_of_thumb"]
 
@@ -85,8 +86,8 @@ def _more_blocks(context: Context, out_of_memory: bool, replayed: bool) -> Itera
         yield Candidate(
             {"num_blocks": profiled},
             "free",
-            f"num_gpu_blocks_override keeps the cache at {facts.kv.num_blocks:,} of the {profiled:,} blocks that fit: raise it, or take it away.",
-            "None, the memory is there and unused.",
+            f"--num-gpu-blocks-override limits the cache to {facts.kv.num_blocks:,} blocks although {profiled:,} fit. Raise or remove it.",
+            "None; the memory is available but unused.",
         )
         return
     if out_of_memory:
@@ -147,8 +148,8 @@ def _fewer_seats(context: Context) -> Iterator[Candidate]:
             yield Candidate(
                 {"max_num_seqs": value},
                 "free",
-                f"About {crowd} requests run when the cache is full; with max_num_seqs {value} fewer of them are preempted.",
-                "Requests wait before their first token instead of being preempted after it.",
+                f"About {crowd} requests fit in a full cache; capping max_num_seqs at {value} lets most of them finish without preemption.",
+                "Requests queue before their first token instead of being preempted after it.",
             )
 
 
@@ -159,8 +160,8 @@ def _more_seats(facts: EngineFacts) -> Iterator[Candidate]:
             yield Candidate(
                 {"max_num_seqs": seats * factor},
                 "free",
-                "Requests wait because max_num_seqs is reached, while KV space is free.",
-                "Steps become longer as more requests share them.",
+                "max_num_seqs is the bottleneck: KV space is free while requests queue.",
+                "Steps get longer as more requests share them.",
                 always=True,
             )
 
@@ -171,7 +172,7 @@ def _watermark(facts: EngineFacts) -> Iterator[Candidate]:
             yield Candidate(
                 {"watermark": value},
                 "free",
-                f"{value:.0%} of the blocks stay free for running requests to grow, so fewer are evicted.",
+                f"Keeps {percent(value)} of the blocks free for running requests to grow into, so fewer are preempted.",
                 "Requests wait a little longer before they are admitted.",
             )
 
@@ -186,7 +187,7 @@ def _smaller_budget(facts: EngineFacts, verdict: str) -> Iterator[Candidate]:
             yield Candidate(
                 {"max_num_batched_tokens": value},
                 "free",
-                "Smaller steps: a long prompt holds the others up for less time at once.",
+                "Smaller steps: a long prompt stalls the other requests for less time.",
                 "Prompts need more steps, so their first token comes later.",
             )
 
@@ -200,8 +201,8 @@ def _long_prefills(facts: EngineFacts) -> Iterator[Candidate]:
             yield Candidate(
                 {"long_prefill_token_threshold": budget // share},
                 "free",
-                "One long prompt gets only a part of each step; short ones pass it.",
-                "Long prompts take longer to their first token.",
+                "A long prompt gets only part of each step, so short ones overtake it.",
+                "Long prompts take longer to reach their first token.",
             )
 
 
@@ -212,15 +213,15 @@ def _gpus(facts: EngineFacts) -> Iterator[Candidate]:
             {"tensor_parallel_size": ranks * 2},
             "gpu",
             f"Each layer is split over {ranks * 2} GPUs: more memory for KV cache, shorter steps.",
-            f"{ranks} more GPU{'s' if ranks > 1 else ''}; the ranks wait for each other.",
+            f"{ranks} more GPU{'s' if ranks > 1 else ''}, plus tensor-parallel synchronisation overhead.",
             f"{ranks} more GPU{'s' if ranks > 1 else ''}.",
         )
     yield Candidate(
         {"replicas": 2},
         "gpu",
-        "A second copy of the server takes half of the requests.",
-        "Twice the hardware.",
-        "Twice the hardware.",
+        "A second replica takes half the requests.",
+        "Doubles the hardware.",
+        "Doubles the hardware.",
     )
 
 
@@ -235,8 +236,8 @@ def queue_caps(
         Candidate(
             {"max_num_queued_tokens": int(tokens)},
             "free",
-            f"{target_ttft_s:.0f} s of prompts at the {prompt_tps:,.0f} prompt tokens/s of this log may queue; what comes on top is refused at once"
+            f"{target_ttft_s:.0f} s of prompts at the {prompt_tps:,.0f} prompt tokens/s of this log may queue; what exceeds that is rejected at once"
             " (HTTP 503) instead of waiting.",
-            f"About {refused:.0%} of the requests are refused at this load.",
+            f"About {refused:.0%} of the requests are rejected at this load.",
         )
     ]

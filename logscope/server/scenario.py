@@ -68,11 +68,11 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
     config = engine_config(facts, plain)
     assert config is not None
     if config.num_blocks < 2:
-        raise SettingError("under this change no KV block is left: the weights take all of the memory")
+        raise SettingError("this change leaves no KV blocks: the weights take all of the memory")
     try:
         check_config(config)
     except ConfigError as error:
-        raise SettingError(f"no server can be set so: {error}") from None
+        raise SettingError(f"no server can run with these settings: {error}") from None
     return Scenario(
         config,
         dict(changes),
@@ -106,7 +106,7 @@ def _blocks(facts: EngineFacts, before: EngineConfig, changes: Mapping[str, Any]
             raise SettingError(
                 "the log does not show the GPU's memory, so what gpu_memory_utilization changes is not known; give the result with --set num_blocks=N"
             )
-        notes.append("KV blocks are taken as proportional to the devices: the log does not show weights and memory")
+        notes.append("KV blocks scale with the number of GPUs (the log shows neither weight size nor free memory)")
         return int(tokens * now.kv_scale / then.kv_scale * then.parallel.devices / now.parallel.devices) // size
     model = ModelShape(
         weight_bytes=max(1.0, (weights or 0.0) * now.parallel.devices),
@@ -141,9 +141,9 @@ def _scale(facts: EngineFacts, changes: Mapping[str, Any], notes: list[str]) -> 
             else 1 + (before / after - 1) * TENSOR_EFFICIENCY
         )
         scale = StepScale(factor, factor, factor, factor)
-        notes.append(f"a step is taken to need {factor:.2f} of its time on {after} tensor ranks instead of {before}")
+        notes.append(f"with tensor_parallel_size {after} instead of {before} a step takes {factor:.2f}x as long")
     if changes.get("pipeline_parallel_size") not in (None, facts.config.get("pipeline_parallel_size")):
-        notes.append("pipeline stages are taken to leave a step's time as it is; bubbles are not modelled")
+        notes.append("pipeline stages do not change the step time; bubbles are not modelled")
     now, then = _placement(facts, {}).kv_scale, _placement(facts, changes).kv_scale
     return replace(scale, kv=scale.kv * then / now)
 

@@ -112,9 +112,7 @@ def _settle_total(found: _Found, growth: Growth, *, from_start: bool) -> None:
     basis = "inferred" if known else None
     inferred = Preemptions(Logged(), low, value, high, basis, tokens, stretches)
     found.total = _measured(inferred, count, ())
-    found.notes.append(
-        "the metrics do not tell the engines or starts of this log apart: their count is that of all together"
-    )
+    found.notes.append("the metrics have no per-engine labels, so counts and latencies are for all engines together")
 
 
 def _bounded(before: Preemptions, most: float) -> Preemptions:

@@ -128,7 +128,7 @@ def _stuck(row: Mapping[str, Any]) -> bool:
 
 def _stall(context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float) -> Finding:
     line = (str(row["source"]), int(str(row["line"])))
-    title = f"The engine went silent for {silence:,.0f} s with {_held(row)}: it hung, no request moved"
+    title = f"The engine logged nothing for {silence:,.0f} s with {_held(row)}: it hung and no request made progress"
     evidence = (Evidence(*line, context.texts.get(line, ""), row["end"]),)
     return proof("engine-stall", title, (start, end), evidence)
 
@@ -318,8 +318,8 @@ def _no_blocks(context: Context) -> Finding | None:
     if none.height == 0:
         return None
     title = (
-        "The GPU has room for 0 blocks of KV cache after weights and activations: raise gpu_memory_utilization, free the GPU,"
-        " or take a smaller model"
+        "The GPU has room for 0 blocks of KV cache after weights and activations: raise gpu_memory_utilization, free GPU memory,"
+        " or use a smaller model"
     )
     return proof("startup-kv-too-small", title, seconds(none["at"].to_list()), evidence_of(none, context.texts))
 
@@ -359,10 +359,10 @@ def _space_sentence(row: dict[str, Any], fits: int | None) -> str:
     length, needed, free = (row.get("max_model_len"), row.get("needed_gib"), row.get("available_kv_cache_gib"))
     end = f"; the largest max_model_len that fits is {fits:,}" if fits else ""
     if length and needed is not None and free is not None:
-        return f"One request of max_model_len {length:,} tokens needs {needed:g} GiB of KV cache and {free:g} GiB is there{end}"
+        return f"One request of max_model_len {length:,} tokens needs {needed:g} GiB of KV cache, but only {free:g} GiB is available{end}"
     if length and row.get("kv_cache_tokens"):
         return f"max_model_len is {length:,} tokens and the KV cache holds {row['kv_cache_tokens']:,}{end}"
-    return "No memory is left for the KV cache after weights and activations: raise gpu_memory_utilization, free the GPU, or take a smaller model"
+    return "No memory is left for the KV cache after weights and activations: raise gpu_memory_utilization, free GPU memory, or use a smaller model"
 
 
 def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, tuple[Evidence, ...]]:
@@ -371,8 +371,8 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
         row = errors.rows(named=True)[-1]
         if row.get("free_gib") is not None and row.get("requested_gib") is not None:
             text = (
-                f"{row['free_gib']:g} of {row['total_gpu_gib']:g} GiB of GPU memory are free and gpu_memory_utilization wants {row['requested_gib']:g} GiB;"
-                " another process holds memory, or the utilization is too high"
+                f"{row['free_gib']:g} of {row['total_gpu_gib']:g} GiB of GPU memory are free and gpu_memory_utilization asks for {row['requested_gib']:g} GiB;"
+                " another process is using GPU memory, or the value is too high"
             )
             return text, evidence_of(errors, context.texts)
         return "its memory settings were refused", evidence_of(errors, context.texts)

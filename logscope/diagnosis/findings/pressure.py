@@ -43,9 +43,9 @@ def logged_preemption(context: Context) -> list[Finding]:
     by_priority = _by_priority(context)
     modes = set(rows["mode"].drop_nulls().to_list()) if "mode" in rows.columns else set()
     fate = (
-        "moved to CPU swap space" if modes and all("SWAP" in m for m in modes) else "evicted and their work thrown away"
+        "moved to CPU swap space" if modes and all("SWAP" in m for m in modes) else "evicted and their work discarded"
     )
-    title = f"{count} preemptions are in the log: running requests were {fate}"
+    title = f"The log records {count} preemptions: running requests were {fate}"
     if by_priority:
         title += "; KV usage was low, so it was priority and not space that evicted them"
     severity = "critical" if logged.low >= 3 else "warning"
@@ -98,8 +98,8 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     start, end = seconds(full["end"].to_list())
     queue = float(full.select((pl.col("waiting") + pl.col("swapped").fill_null(0)).max()).item() or 0)
     title = (
-        f"KV cache full with a queue in {full.height} of {windows.height} intervals (up to {queue:.0f} waiting):"
-        f" requests wait for blocks{', not for a seat' if seats else ''}"
+        f"The KV cache was full with a queue in {full.height} of {windows.height} intervals (up to {queue:.0f} waiting):"
+        f" requests wait for KV blocks{', not for max_num_seqs' if seats else ''}"
     )
     return [Finding("kv-admission-wait", "warning", "measured", title, start, end, evidence_of(full, context.texts))]
 
@@ -116,8 +116,8 @@ def seat_queue(context: Context) -> list[Finding]:
     start, end = seconds(at_limit["end"].to_list())
     queue, usage = _highest(at_limit, "waiting"), _highest(at_limit, "kv_pct")
     title = (
-        f"All {seats} seats (max_num_seqs) were taken with up to {queue:.0f} requests waiting in {at_limit.height} of {windows.height} intervals,"
-        f" while KV usage was {usage:.0f} % at most: space is not what they waited for"
+        f"max_num_seqs ({seats}) was reached with up to {queue:.0f} requests waiting in {at_limit.height} of {windows.height} intervals,"
+        f" while KV usage was {usage:.0f} % at most: requests were not waiting for KV space"
     )
     return [
         Finding(
@@ -141,7 +141,7 @@ def two_limits(context: Context) -> list[Finding]:
     if both.height < MIN_WINDOWS:
         return []
     title = (
-        f"All {seats} seats (max_num_seqs) were taken and the KV cache was full at once in {both.height} of {windows.height} intervals with a queue:"
+        f"max_num_seqs ({seats}) was reached and the KV cache was full at the same time in {both.height} of {windows.height} intervals with a queue:"
         " the statistics alone cannot say which of the two it waited for"
     )
     start, end = seconds(both["end"].to_list())
@@ -178,7 +178,7 @@ def kv_leak(context: Context) -> list[Finding]:
     least, last = min(held["kv_pct"].to_list()), held["kv_pct"][-1]
     title = (
         f"KV usage stays at {least:.1f} % or more with no request running or waiting ({held.height} lines, {last:.1f} % in the last):"
-        f" blocks are not given back{_suspect(context)}"
+        f" KV blocks are not being freed (possible leak){_suspect(context)}"
     )
     return [Finding("kv-leak", "warning", "measured", title, start, end, evidence_of(held, context.texts))]
 

@@ -23,7 +23,7 @@ from logscope.inference.result import InferredReplay
 from logscope.inference.workloads import Replayed, Workload, replay_workload
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
-from logscope.wording import LOST_TO, duration
+from logscope.wording import LOST_TO, duration, percent
 from reference_engine.model.config import EngineConfig
 from reference_engine.v1.profile import profile_of
 
@@ -45,8 +45,8 @@ def replay_findings(
     found = [*_preemption(context, answer), *_waits(context, answer, spikes)]
     if baseline is not None and overloaded(baseline, free, answer.arriving_s):
         title = (
-            "Requests arrive faster than this server can serve, whatever its free settings: each replay ends at least a quarter later"
-            f" than its last arrival ({len(free)} settings tried). Add capacity, or bound the queue"
+            "Overloaded: requests arrive faster than this server can finish them, whichever of the"
+            f" {len(free)} no-cost settings was replayed; the backlog always took at least 25 % longer than the arrival period to drain. Add capacity, or bound the queue"
         )
         found.append(Finding("overload", "critical", "replayed", title))
     if baseline is not None:
@@ -60,9 +60,9 @@ def _preemption(context: Context, answer: InferredReplay) -> list[Finding]:
         return []
     start, end = seconds(t for s in answer.preemptions.timeline for t in (s.start, s.end))
     again = answer.preemptions.recomputed_tokens
-    tokens = f", {again:,.0f} tokens computed twice" if again else ""
+    tokens = f", {again:,.0f} tokens recomputed" if again else ""
     title = (
-        f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were evicted when KV blocks ran out"
+        f"About {value:.0f} preemptions ({low:.0f} to {high:.0f}){tokens}: running requests were preempted when KV blocks ran out"
         f"{_pause(answer)}"
     )
     severity = "critical" if value >= max(3.0, 0.02 * answer.requests) else "warning"
@@ -78,7 +78,7 @@ def _pause(answer: InferredReplay) -> str:
     middle, most = pause.median(), pause.max()
     if not isinstance(middle, float) or not isinstance(most, float):
         return ""
-    return f"; it held a victim up for {duration(middle)} (median) to {duration(most)}"
+    return f"; each preempted request lost {duration(middle)} (median), at most {duration(most)}"
 
 
 def _full_windows(context: Context) -> tuple[Evidence, ...]:
@@ -97,20 +97,20 @@ def _waits(context: Context, answer: InferredReplay, spikes: Sequence[Spike]) ->
     typical = answer.ledger.get("typical_s") or {}
     usual = sum(typical.values())
     causes = {
-        "kv-admission-wait": (("queued_for_kv",), "Slow requests wait for KV blocks before they are admitted"),
-        "seat-limit": (LOST_TO["seat-limit"], "Slow requests wait for a seat (max_num_seqs)"),
-        "prefill-interference": (
-            LOST_TO["prefill-interference"],
-            "Slow requests are held up by other requests' prefill",
-        ),
+        "kv-admission-wait": (("queued_for_kv",), "waiting for KV blocks before admission"),
+        "seat-limit": (LOST_TO["seat-limit"], "queued behind max_num_seqs"),
+        "prefill-interference": (LOST_TO["prefill-interference"], "slowed by other requests' prefills"),
     }
     found = []
-    for name, (labels, sentence) in causes.items():
+    for name, (labels, how) in causes.items():
         share = sum(slow.get(label, 0.0) for label in labels) / total
         common = sum(typical.get(label, 0.0) for label in labels) / usual if usual else 0.0
         if share < MIN_SHARE or (share < common + MIN_MORE and share < 1 / 3):
             continue  # as everybody else, and not much
-        title = f"{sentence}: {share:.0%} of their {total:.1f} s (of a typical request's {usual:.1f} s: {common:.0%})"
+        title = (
+            f"Slow requests spent {percent(share)} of their {duration(total)} {how}"
+            f" (typical requests: {f'{percent(common)} of {duration(usual)}' if common >= 0.0005 else 'none'})"
+        )
         evidence = _evidence(context, name)
         start, end = seconds(s.start for s in spikes)
         severity = "warning" if share < 1 / 3 else "critical"
@@ -187,8 +187,8 @@ def ordering_finding(facts: EngineFacts, samples: Samples) -> list[Finding]:
     if gain < MIN_CHANGE:
         return []
     title = (
-        "A priority policy would change who waits, not how much work there is: with short requests first their E2E p99"
-        f" goes from {duration(now.short_p99_s)} to {duration(then.short_p99_s)}, that of the long ones from"
-        f" {duration(now.long_p99_s)} to {duration(then.long_p99_s)}"
+        "Priority scheduling would only redistribute the waiting: shortest-first takes E2E p99 of short requests from"
+        f" {duration(now.short_p99_s)} to {duration(then.short_p99_s)} and of long ones from {duration(now.long_p99_s)} to"
+        f" {duration(then.long_p99_s)}"
     )
     return [Finding("ordering", "info", "replayed", title)]

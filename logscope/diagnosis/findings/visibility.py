@@ -33,25 +33,25 @@ def coverage(context: Context) -> list[Finding]:
         )
     elif stats is not None and "aggregated" in stats.columns and stats["aggregated"].fill_null(False).any():
         said.append(
-            "Statistics are means over several engines: one full engine is hidden (start without --aggregate-engine-logging)"
+            "Statistics are means over several engines: a single full engine would not show (start without --aggregate-engine-logging)"
         )
     if facts.engine == "V1" and context.logged.low is None:
         said.append(
-            "vLLM V1 logs no preemption: only a replay infers it; /metrics vllm:num_preemptions_total proves it (give a scrape with --metrics)"
+            "vLLM V1 does not log preemptions, so the count is inferred from a replay. For the exact count, pass a /metrics scrape with --metrics (vllm:num_preemptions_total)"
         )
     key = version_key(facts.version) if facts.version else None
     if log.get("request") is None:
         said.append(
-            f"No request lines: when each request came, and how long it was, is not told ({_more_lines(key, (0, 10, 1), '--enable-log-requests', 'start without --disable-log-requests')})"
+            f"No request lines: arrival times and lengths of single requests are not visible ({_more_lines(key, (0, 10, 1), '--enable-log-requests', 'start without --disable-log-requests')})"
         )
     if log.get("iteration") is None and (key is None or key >= (0, 14, 0)) and facts.engine != "V0":
         said.append(
-            f"No iteration lines: single steps are not visible ({_more_lines(key, (0, 14, 0), '--enable-logging-iteration-details')})"
+            f"No per-iteration lines, so individual steps are not visible ({_more_lines(key, (0, 14, 0), '--enable-logging-iteration-details')})"
         )
     if _serves_by_priority(facts, key) and log.get("iteration") is None:
         said.append(
-            "This server serves by priority, and a log shows no request's priority: the replay serves first come, first served. Counts and totals"
-            " are near, but who waits, and so the tail, is not known"
+            "This server serves by priority, and a log shows no request's priority: the replay runs first come, first served. Counts and totals"
+            " are approximately right, but which requests wait, and hence the tail, is unknown"
         )
     return [Finding("coverage", "info", "measured", text) for text in said]
 
@@ -118,7 +118,7 @@ def config_risk(context: Context) -> list[Finding]:
             )
         elif key < (0, 11, 1):
             found.append(
-                "--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (a victim's bookkeeping stays behind): upgrade to 0.11.1 or later"
+                "--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (a preempted request's bookkeeping stays behind): upgrade to 0.11.1 or later"
             )
     risks = [Finding("config-risk", "warning", "measured", text) for text in found]
     return [*risks, *_pool_too_small(context)]
@@ -137,7 +137,7 @@ def _pool_too_small(context: Context) -> list[Finding]:
     said = f" ({times:g} of one)" if times is not None else ""
     title = (
         f"The KV cache holds {tokens:,} tokens and max_model_len allows {length:,}{said}: a request of that length never fits, it waits"
-        f" or is preempted for ever. Set --max-model-len to {tokens:,} or less, or make room for more KV cache"
+        f" or is preempted forever. Set --max-model-len to {tokens:,} or less, or make room for more KV cache"
     )
     rows = sizing.filter(pl.col("kv_cache_tokens").is_not_null()) if sizing is not None else None
     evidence = evidence_of(rows, context.texts, 2) if rows is not None else ()
