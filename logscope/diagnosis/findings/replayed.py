@@ -112,7 +112,7 @@ def _waits(context: Context, answer: InferredReplay, spikes: Sequence[Spike]) ->
             f" (typical requests: {f'{percent(common)} of {duration(usual)}' if common >= 0.0005 else 'none'})"
         )
         evidence = _evidence(context, name)
-        start, end = seconds(s.start for s in spikes)
+        start, end = seconds(t for s in spikes for t in (s.start, s.end))
         severity = "warning" if share < 1 / 3 else "critical"
         found.append(Finding(name, severity, "replayed", title, start, end, evidence))
     return found
