@@ -17,7 +17,7 @@ from logscope.inference.effort import Mapper, serially
 from logscope.server.engines import EngineFacts
 from logscope.server.scenario import Scenario, flag_text, scenario_of
 from logscope.server.settings import SettingError
-from logscope.wording import LOST_TO
+from logscope.wording import LOST_TO, percent
 
 __all__ = ["NOT_REPLAYED", "Advice", "Predict", "advise", "overloaded", "plain_advice"]
 Predict = Callable[["Scenario | None"], Mapping[str, Any]]
@@ -85,7 +85,7 @@ class Advice:
                 changes.append(
                     (
                         more,
-                        f"{words} {'falls' if path == FLOW else 'rises'} by {abs(after - before) / before:.0%}"
+                        f"{words} {'falls' if path == FLOW else 'rises'} by {percent(abs(after - before) / before)}"
                         if before
                         else words,
                     )

@@ -19,6 +19,7 @@ __all__ = [
     "is_overloaded",
     "is_poor_fit",
     "lines_read",
+    "lowered",
     "no_advice",
     "of_engine",
     "own_findings",
@@ -108,7 +109,7 @@ def headline(document: Mapping[str, Any]) -> str:
         said = VERDICTS[verdict].title if verdict in VERDICTS else verdict
         return f"Overloaded. {said}" if is_overloaded(document) else said
     short = re.split(r"[:;(]", reason(document))[0].strip().rstrip(".")
-    return f"{VERDICTS[verdict].title}: {_lower(short)}"
+    return f"{VERDICTS[verdict].title}: {lowered(short)}"
 
 
 def is_overloaded(document: Mapping[str, Any]) -> bool:
@@ -163,10 +164,10 @@ def no_advice(document: Mapping[str, Any]) -> str:
     replay = document.get("replay") or {}
     if replay.get("requests") and not any(map(is_poor_fit, document.get("findings") or [])):
         return "None of the replayed changes helps enough to recommend."
-    return f"No recommendation: {_lower(reason(document))}"
+    return f"No recommendation: {lowered(reason(document))}"
 
 
-def _lower(sentence: str) -> str:
+def lowered(sentence: str) -> str:
     """A sentence in the middle of another; a name at its head stays as it is."""
     return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 

@@ -23,6 +23,7 @@ from logscope.output.report.captions import (
     is_overloaded,
     is_poor_fit,
     lines_read,
+    lowered,
     no_advice,
     of_engine,
     own_findings,
@@ -313,7 +314,7 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         elif item.get("basis") == "rule":
             line.append(" [rule of thumb, not replayed]")
         say(console, line)
-        trade = f" Trade-off: {item['trade'][:1].lower()}{item['trade'][1:]}" if item["trade"] else ""
+        trade = f" Trade-off: {lowered(item['trade'])}" if item["trade"] else ""
         say(console, Text(clean(f"{item['why']}{trade}", 500), style="dim"), label="      ", hang=6)
     if len(advice) > MAX_ADVICE and not verbose:
         say(console, f"and {len(advice) - MAX_ADVICE} more (-v)", style="dim")
