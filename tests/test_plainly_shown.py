@@ -296,6 +296,30 @@ def test_under_healthy_nothing_is_above_info(tmp_path: Path) -> None:
     assert {f["severity"] for f in found["findings"]} == {"info"}
 
 
+def test_engines_that_differ_at_one_instant(tmp_path: Path) -> None:
+    rows = [(256, 90, 99.0), (3, 0, 2.0), (4, 0, 2.5)]
+    lines = [stats_v1(10, r, w, kv, engine=f"Engine {i:03d}") for i, (r, w, kv) in enumerate(rows)]
+    found = document(tmp_path, lines)
+    assert "requests queue at engine 0" in the(found, "engine-imbalance")["title"]
+
+
+def _companion(at: int, text: str) -> str:
+    return f"(APIServer pid=1) INFO 05-09 00:49:{at:02d} [metrics.py:100] {text}"
+
+
+def test_what_the_features_say_of_themselves(tmp_path: Path) -> None:
+    spec = "SpecDecoding metrics: Mean acceptance length: 1.60, Accepted throughput: 12.0 tokens/s, Drafted throughput: 60.0 tokens/s, Accepted: 120 tokens, Drafted: 600 tokens, Per-position acceptance rate: 0.4, 0.2, Avg Draft acceptance rate: 20.0%"
+    moved = "KV Transfer metrics: Num successful transfers=12, Avg xfer time (ms)=3.5, Num failed transfers=2"
+    hits = [
+        stats_v1(10 * i, 4, 0, 30.0, prompt=500.0).replace("hit rate: 0.0%", f"hit rate: {rate}%")
+        for i, rate in enumerate((62.0, 55.0, 40.0, 28.0, 21.0), 1)
+    ]
+    found = document(tmp_path, [*v1_start(), *hits, _companion(55, spec), _companion(56, moved)])
+    assert "fell from 62 % of the prompt tokens to 21 %" in the(found, "cache-reuse")["title"]
+    assert "120 of 600 drafted tokens were accepted (20" in the(found, "speculation")["title"]
+    assert "12 done, 3.5 ms each on average, 2 failed" in the(found, "kv-transfer")["title"]
+
+
 def test_an_idle_server_was_not_seen_to_do_well(tmp_path: Path) -> None:
     idle = [stats_v1(10 * i, 0, 0, 0.0, generation=0.0) for i in range(1, 5)]
     assert document(tmp_path, idle)["verdict"] == "not-enough-evidence"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from logscope.diagnosis.findings.broken import engine_crash, engine_stall, failed_start, runtime_oom, worker_waits
+from logscope.diagnosis.findings.features import cache_reuse, kv_transfer, speculation
 from logscope.diagnosis.findings.pressure import kv_admission_wait, kv_leak, logged_preemption, seat_queue, two_limits
 from logscope.diagnosis.findings.serving import (
     compile_stall,
@@ -38,6 +39,9 @@ FINDINGS: tuple[Callable[[Context], list[Finding]], ...] = (
     endless_request,
     failed_requests,
     kv_leak,
+    cache_reuse,
+    speculation,
+    kv_transfer,
     config_risk,
     unsupported_features,
     two_limits,

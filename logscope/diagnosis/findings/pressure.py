@@ -209,6 +209,7 @@ class _Load:
     index: int
     requests: float
     queued: float
+    intervals: int
     start: datetime | None
     end: datetime | None
 
@@ -217,7 +218,7 @@ def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]])
     """The finding of one server's start: its busiest engine carries at least half as much again as the idlest one.
 
     A warning where the busiest queues while the idlest does not: that wait is not for want of hardware. None for a single engine, for
-    few windows, and for little load.
+    little load, and for few windows (a moment's difference says little) unless requests queue at the one and not at the other.
     """
     loads = [load for facts, windows in engines if (load := _load(facts, windows)) is not None]
     if len(loads) < 2:
@@ -227,10 +228,13 @@ def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]])
     if most.requests < MIN_LOAD or most.requests < RATIO * least.requests:
         return None
     uneven = most.queued >= QUEUED_SHARE and least.queued < QUEUED_SHARE
+    short = min(most.intervals, least.intervals) < MIN_BUSY_WINDOWS
+    if short and not uneven:
+        return None
     title = (
-        f"Engine {most.index} holds {most.requests:.1f} requests on average, engine {least.index} {least.requests:.1f}"
+        f"Engine {most.index} holds {most.requests:.1f} requests{'' if short else ' on average'}, engine {least.index} {least.requests:.1f}"
         + (
-            f"; requests queue at engine {most.index} ({most.queued:.0%} of the time) while engine {least.index} has room"
+            f"; requests queue at engine {most.index} ({most.queued:.0%} of its {most.intervals} statistics lines) while engine {least.index} has room"
             if uneven
             else ""
         )
@@ -248,7 +252,7 @@ def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]])
 
 
 def _load(facts: EngineFacts, windows: pl.DataFrame | None) -> _Load | None:
-    if windows is None or windows.height < MIN_BUSY_WINDOWS:
+    if windows is None or windows.height == 0:
         return None
     requests = windows.select((pl.col("running") + pl.col("waiting")).mean()).item()
     queued = windows.select((pl.col("waiting") > 0).mean()).item()
@@ -259,6 +263,7 @@ def _load(facts: EngineFacts, windows: pl.DataFrame | None) -> _Load | None:
         facts.engine_index,
         float(requests),
         float(queued),
+        windows.height,
         start if isinstance(start, datetime) else None,
         end if isinstance(end, datetime) else None,
     )
