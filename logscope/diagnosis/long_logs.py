@@ -19,6 +19,7 @@ from logscope.evidence.finding import Finding
 from logscope.inference.effort import Effort
 from logscope.inference.result import CoveredSpan, InferredReplay
 from logscope.inference.windows.observations import ENDPOINTS
+from logscope.inference.windows.portion import FULL, worst_stretch
 from logscope.log.stored_rows import StoredRows
 from logscope.server.engines import EngineLog
 from logscope.server.unsupported import widened
@@ -34,7 +35,6 @@ MANY_WINDOWS = 20_000
 _ARRIVALS, _STEPS, _WINDOWS = 6_000, 150_000, 1_000
 """So much is cut out at most, and a margin."""
 _MARGIN = 30
-_FULL_PCT = 85.0
 _STEPS_A_WINDOW = 500
 _SURE = 0.9
 _NEARLY_ALL = 0.9
@@ -69,8 +69,12 @@ def worst_portion(log: EngineLog, stored: Mapping[str, StoredRows]) -> Portion:
             return Portion(log)
         back = {f: stored[f].frame(r) for f, r in rows.items() if f in stored and r is not None}
         return Portion(replace(log, frames=_kept(log, frames | back)))
-    first, last = _worst(windows, arrivals, steps)
     ends = windows["order"].to_numpy()
+    limits = [
+        (np.concatenate(([0], np.searchsorted(orders, ends))), most)
+        for orders, most in ((arrivals, _ARRIVALS), (steps, _STEPS))
+    ]
+    first, last = worst_stretch(windows["pressed"].to_numpy(), windows["present"].to_numpy(), _WINDOWS, limits)
     low = -1 if first <= _MARGIN else int(ends[first - _MARGIN - 1])
     high = int(ends[min(last + _MARGIN, len(ends) - 1)])
     if last + _MARGIN >= len(ends) - 1:
@@ -223,13 +227,13 @@ def _windows(log: EngineLog, rows: Mapping[str, pl.LazyFrame | None]) -> pl.Data
         own = told.filter(~pl.col("aggregated").fill_null(value=False))
         told = (own if own.height else told).sort("order")
         waiting = pl.col("waiting").fill_null(0)
-        full = pl.col("gpu_kv_cache_usage_pct").fill_null(0.0) >= _FULL_PCT
+        full = pl.col("gpu_kv_cache_usage_pct").fill_null(0.0) >= 100 * FULL
         found = told.select(
             "order", present=(pl.col("running") + waiting).cast(pl.Float64), pressed=(waiting > 0) | full
         )
     if found.height >= 2 or steps is None:
         return found
-    full = pl.col("gpu_kv_cache_usage_pct").fill_null(0.0) >= _FULL_PCT
+    full = pl.col("gpu_kv_cache_usage_pct").fill_null(0.0) >= 100 * FULL
     return (
         steps.select(
             "order", present=(pl.col("context_requests") + pl.col("generation_requests")).cast(pl.Float64), pressed=full
@@ -240,18 +244,3 @@ def _windows(log: EngineLog, rows: Mapping[str, pl.LazyFrame | None]) -> pl.Data
         .agg(pl.col("order").last(), pl.col("present").max(), pl.col("pressed").any())
         .select("order", "present", "pressed")
     )
-
-
-def _worst(windows: pl.DataFrame, arrivals: Orders, steps: Orders) -> tuple[int, int]:
-    """First and last window of the stretch within the limits that has the most pressed windows, then the most requests."""
-    ends = windows["order"].to_numpy()
-    scores = windows["pressed"].to_numpy() + 1e-3 * np.sqrt(windows["present"].to_numpy())
-    sums = np.concatenate(([0.0], np.cumsum(scores)))
-    last = np.arange(len(ends))
-    first = np.maximum(0, last - _WINDOWS + 1)
-    for orders, most in ((arrivals, _ARRIVALS), (steps, _STEPS)):
-        before = np.concatenate(([0], np.searchsorted(orders, ends)))
-        first = np.maximum(first, np.searchsorted(before, before[last + 1] - most))
-    first = np.minimum(first, last)
-    best = int(np.argmax(sums[last + 1] - sums[first]))
-    return int(first[best]), best

@@ -6,19 +6,24 @@ afford out of a day.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from logscope.inference.windows.observations import Arrival, Observations, Window
 
-__all__ = ["pressed", "with_inherited", "worst_span"]
+__all__ = ["FULL", "pressed", "with_inherited", "worst_span", "worst_stretch"]
 
-_FULL = 0.85
+FULL = 0.85  # of the KV cache
 _LEAD_IN = 12  # windows before the span that may be added to begin with an idle engine
 
 
 def pressed(window: Window) -> bool:
     """Whether requests waited, or the cache was nearly full."""
-    return window.waiting > 0 or (window.kv_usage or 0.0) >= _FULL
+    return window.waiting > 0 or (window.kv_usage or 0.0) >= FULL
 
 
 def with_inherited(seen: Observations, present: int | None = None) -> Observations:
@@ -44,6 +49,27 @@ def with_inherited(seen: Observations, present: int | None = None) -> Observatio
     return replace(seen, windows=(first, *windows[1:]), arrivals=(*old, *arrivals))
 
 
+def worst_stretch(
+    is_pressed: NDArray[np.bool_],
+    present: NDArray[Any],
+    most_windows: int,
+    limits: Sequence[tuple[NDArray[np.int64], int]],
+) -> tuple[int, int]:
+    """First and last window of the stretch within the limits that has the most pressed windows, then the most requests.
+
+    `present`: requests in each window; `limits`: how many of something stand before each window (and, at the end, in all), and how many
+    of them a stretch may have.
+    """
+    sums = np.concatenate(([0.0], np.cumsum(is_pressed + 1e-3 * np.sqrt(present))))
+    last = np.arange(len(is_pressed))
+    first = np.maximum(0, last - most_windows + 1)
+    for before, most in limits:
+        first = np.maximum(first, np.searchsorted(before, before[last + 1] - most))
+    first = np.minimum(first, last)
+    best = int(np.argmax(sums[last + 1] - sums[first]))
+    return int(first[best]), best
+
+
 def worst_span(seen: Observations, most_arrivals: int, most_windows: int) -> tuple[Observations, float]:
     """The stretch with the most pressed windows that keeps within the limits, and its share of all pressed windows.
 
@@ -53,17 +79,13 @@ def worst_span(seen: Observations, most_arrivals: int, most_windows: int) -> tup
     if len(arrivals) <= most_arrivals and len(windows) <= most_windows:
         return seen, 1.0
     positions = _positions(seen)
-    scores = [1.0 * pressed(w) + 1e-3 * (w.running + w.waiting) ** 0.5 for w in windows]
-    best, span = -1.0, (0, 1)
-    first, total = 0, 0.0
-    for last in range(len(windows)):
-        total += scores[last]
-        while first < last and (last - first >= most_windows or positions[last + 1] - positions[first] > most_arrivals):
-            total -= scores[first]
-            first += 1
-        if total > best:
-            best, span = total, (first, last + 1)
-    first, last = span
+    first, last = worst_stretch(
+        np.array([pressed(w) for w in windows]),
+        np.array([w.running + w.waiting for w in windows]),
+        most_windows,
+        [(np.array(positions), most_arrivals)],
+    )
+    last += 1
     calmest = min(range(max(0, first - _LEAD_IN), first + 1), key=lambda k: _load(seen, k))
     first = calmest
     cut = replace(
