@@ -51,7 +51,7 @@ class SketchReplay(SketchScheduler):
 
     def fork(self) -> SketchReplay:
         """An independent copy; `done` and `preempted_at` start empty."""
-        new = SketchReplay.__new__(SketchReplay)
+        new = type(self).__new__(type(self))
         new.__dict__.update(self.__dict__)
         moved = {r.id: r.copy() for r in self.running}
         new.running = list(moved.values())

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from reference_engine.cost.step_time import StepCost
 from reference_engine.model.config import EngineConfig
+from reference_engine.model.kv_group import KvGroup
 from reference_engine.model.request import Request
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.sketch.engine import SketchReplay
+from reference_engine.sketch.hybrid import make_sketch
 from reference_engine.sketch.request import Lengths, SketchRules
 
 COST = StepCost(0.011, 0.0004, 0.0007, 2e-6)
@@ -35,6 +37,15 @@ CONFIGS = [
         enable_chunked_prefill=False,
         enable_prefix_caching=False,
     ),
+    *(
+        EngineConfig(blocks, 16, 8, 64, 512, version="0.32.0", enable_prefix_caching=False, kv_groups=groups)
+        for blocks, groups in (
+            (60, (KvGroup(), KvGroup("sliding", window=48), KvGroup("sliding", window=48))),
+            (60, (KvGroup(), KvGroup("chunked_local", window=64))),
+            (40, (KvGroup(), KvGroup("mamba", 512), KvGroup("mamba", 512))),
+            (60, (KvGroup(), KvGroup("mamba", mode="align"), KvGroup("mamba", mode="align"))),
+        )
+    ),
 ]
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 250), st.integers(1, 120), st.floats(0, 2.0)), min_size=1, max_size=14)
@@ -50,7 +61,7 @@ def workload(rows: list[tuple[int, int, float]]) -> list[Request]:
 
 
 def sketched(config: EngineConfig, requests: list[Request]) -> SketchReplay:
-    engine = SketchReplay(SketchRules.of(config), COST)
+    engine = make_sketch(SketchRules.of(config), COST)
     for request in requests:
         engine.add(int(request.id), Lengths(request.prompt_tokens, request.output_tokens), request.arrival_s)
     return engine

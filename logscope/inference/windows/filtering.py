@@ -19,6 +19,7 @@ from logscope.inference.windows.observations import Observations, Window
 from logscope.inference.windows.particles import Node, Particle, Plan, WindowFit, log_likelihood, tempering, with_owed
 from reference_engine.cost.step_time import CostFit, Floats
 from reference_engine.sketch.engine import SketchReplay
+from reference_engine.sketch.hybrid import make_sketch
 from reference_engine.sketch.request import Lengths, SketchRules
 
 __all__ = ["ParticleFilter"]
@@ -92,7 +93,7 @@ class ParticleFilter:
 
     def _fresh(self) -> Particle:
         cost = self.costs.draw(self.rng, self.plan.cost_sd)
-        return Particle(SketchReplay(self.rules, cost), cost, self.lengths.shape(self.rng, self.plan.family))
+        return Particle(make_sketch(self.rules, cost), cost, self.lengths.shape(self.rng, self.plan.family))
 
     # ---- choosing ----
 

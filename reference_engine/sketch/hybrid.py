@@ -1,0 +1,236 @@
+"""The sketch for models with several KV-cache groups: what a request holds follows from its length alone.
+
+Between two changes of anybody's blocks (a block's end, a window that leaves one behind, a state that moves on) the decoding
+batch takes nothing, so strides end there. Shared heads save tokens here, not blocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from reference_engine.model.kv_group import KvGroup, sequence_blocks
+from reference_engine.sketch.engine import SketchReplay
+from reference_engine.sketch.request import SketchBatch, SketchRequest, SketchRules
+from reference_engine.sketch.step_cost import StepCost
+
+__all__ = ["HybridSketch", "make_sketch"]
+
+
+def make_sketch(rules: SketchRules, cost: StepCost) -> SketchReplay:
+    """The sketch of an engine."""
+    return HybridSketch(rules, cost) if rules.config.kv_groups else SketchReplay(rules, cost)
+
+
+def _held(group: KvGroup, computed: int, tokens: int) -> int:
+    """Blocks of a group after a step that computes `tokens` tokens more than `computed`."""
+    size, end = group.block_size, computed + tokens
+    if group.is_state and group.mode != "all":
+        moved = group.mode == "align" and computed > 0 and -(-end // size) > -(-computed // size)
+        return 1 + group.spec_blocks + moved
+    gone = 0
+    if group.kind == "sliding":
+        gone = max(0, computed - group.window + 1) // size
+    elif group.kind == "chunked_local":
+        gone = computed // group.window * group.window // size
+    elif group.is_state:
+        gone = max(0, computed - 1) // size
+    return -(-end // size) - gone
+
+
+def _next_change(group: KvGroup, computed: int) -> int:
+    """Computed tokens (above `computed`) at which a decode next takes or gives back a block of the group."""
+    size = group.block_size
+    if group.is_state and group.mode == "none":
+        return 1 << 60
+    taken = -(-computed // size) * size
+    if group.kind == "sliding":
+        over = max(0, computed - group.window) // size  # as the step before left it
+        return min(taken, (over + 1) * size + group.window - 1)
+    if group.kind == "chunked_local":
+        return min(taken, -(-computed // group.window) * group.window)
+    if group.is_state and (computed - 1) % size == 0:
+        return computed  # the state before goes back
+    return taken
+
+
+class HybridSketch(SketchReplay):
+    """As `SketchReplay`, over the groups of a configuration."""
+
+    def __init__(self, rules: SketchRules, cost: StepCost) -> None:
+        super().__init__(rules, cost)
+        config = rules.config
+        self.kv_groups = config.kv_groups or ()
+        self.changes: list[tuple[int, int]] = []  # (decode step, request) at which blocks change
+        batches = 2 if config.async_scheduling else 1
+        in_flight = config.max_num_batched_tokens * batches
+        self._caps = [sequence_blocks(g, config.max_model_len, in_flight) for g in self.kv_groups]
+        aligned = [g.block_size for g in self.kv_groups if g.is_state and g.mode == "align"]
+        self._aligned = aligned[0] if aligned else 0
+
+    def fork(self) -> SketchReplay:
+        """An independent copy."""
+        new = super().fork()
+        assert isinstance(new, HybridSketch)
+        new.changes = self.changes.copy()
+        return new
+
+    def _needed(self, computed: int, tokens: int) -> int:
+        return sum(_held(group, computed, tokens) for group in self.kv_groups)
+
+    # ---- the decoding batch ----
+
+    def join(self, request: SketchRequest) -> None:
+        """Let a request that has caught up join the decoding batch."""
+        super().join(request)
+        # its first step gives back what the prompt's last chunk still needed
+        heapq.heappush(self.changes, (self.decode_step, request.id))
+
+    def leave(self, request: SketchRequest) -> None:
+        """Take a request out of the decoding batch; the blocks that it holds are those of its last change."""
+        held = request.num_blocks
+        super().leave(request)
+        request.num_blocks = held
+
+    def _due(self) -> int:
+        """The decode step in which somebody's blocks change next."""
+        changes = self.changes
+        while changes:
+            step, request_id = changes[0]
+            if request_id in self.decoding_requests and step >= self.decode_step:
+                return step
+            heapq.heappop(changes)
+        return 1 << 60
+
+    def blocks_of(self, steps: int) -> int:
+        """A stride ends before anybody's blocks change."""
+        return 0
+
+    def steps_of_free_blocks(self) -> int:
+        """Decode steps before anybody's blocks change."""
+        return max(0, self._due() - self.decode_step)
+
+    # ---- one step ----
+
+    def schedule_running(self, batch: SketchBatch) -> bool:
+        """Running requests in order; True when nobody was evicted."""
+        rules, running = self.rules, self.running
+        budget, calm, index = rules.token_budget, True, 0
+        changing = self._changing()
+        decoding = 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            tokens = 1
+            if not request.decoding:
+                tokens = self._cut(request, min(self._missing(request), budget, self._chunk()))
+                if tokens <= 0:
+                    index += 1
+                    continue
+            if not request.decoding or request.id in changing:
+                calm &= self._make_room(request, tokens)
+                if index >= len(running):
+                    break
+            if request.decoding:
+                decoding += 1
+            else:
+                self._schedule(batch, request, tokens)
+            budget -= tokens
+            index += 1
+        if decoding < len(self.decoding_requests):  # the budget ended in the middle: rare, and nobody else gets any
+            decoding = len(self.decoding_requests)
+        if decoding:
+            batch.num_decoding = decoding
+            batch.decodes += decoding
+            batch.kv_tokens += self.base_sum + decoding * self.decode_step + decoding
+        self._token_budget = budget
+        return calm
+
+    def _missing(self, request: SketchRequest) -> int:
+        return request.prompt + request.output - request.num_computed_tokens
+
+    def _changing(self) -> set[int]:
+        """Members whose blocks change in this step; their next change is noted."""
+        found = set()
+        while self._due() <= self.decode_step:
+            request = self.decoding_requests[heapq.heappop(self.changes)[1]]
+            found.add(request.id)
+        for request_id in found:
+            request = self.decoding_requests[request_id]
+            computed = request.base + self.decode_step + 1
+            at = min(_next_change(group, computed) for group in self.kv_groups)
+            heapq.heappush(self.changes, (at - request.base, request_id))
+        return found
+
+    def _make_room(self, request: SketchRequest, tokens: int) -> bool:
+        """Give a running request its blocks; evict from the tail until they are there. False when somebody had to go."""
+        computed = request.base + self.decode_step if request.decoding else request.num_computed_tokens
+        new = self._needed(computed, tokens) - request.num_blocks
+        calm = True
+        while new > self.num_free_blocks:
+            calm = False
+            victim = self.running.pop()
+            if victim.decoding:
+                self.leave(victim)
+            elif victim in self.singles:
+                self.singles.remove(victim)
+            self._preempt_request(victim)
+            if victim is request:
+                return False
+        self.num_free_blocks -= new
+        request.num_blocks += new
+        return calm
+
+    def _cut(self, request: SketchRequest, tokens: int) -> int:
+        """State layers: a prompt's chunk ends where a state is kept."""
+        size = self._aligned
+        start, known = request.num_computed_tokens, request.prompt + request.output
+        if not size or start >= max(request.prompt, known - 1):
+            return tokens
+        end, last = start + tokens, (known - 1) // size * size
+        if end < known and (end // size * size > start or size <= self.rules.token_budget):
+            end = end // size * size
+        if start < last < end:
+            end = last
+        return end - start
+
+    def _fits(self, request: SketchRequest, tokens: int) -> bool:
+        free = self.num_free_blocks - (self.rules.watermark_blocks if self.running else 0)
+        need = sum(min(_held(g, 0, tokens), cap) for g, cap in zip(self.kv_groups, self._caps, strict=True))
+        return need <= free
+
+    def _start(self, request: SketchRequest, hit: int, end: int) -> None:
+        if request.group >= 0:
+            self.groups.setdefault(request.group, [0])
+        request.num_computed_tokens = hit
+        if request.started is None:
+            request.started = self.now
+            request.credit = request.prompt - (0 if self.rules.credits_hits else hit)
+        request.num_blocks = self._needed(0, end)
+        self.num_free_blocks -= request.num_blocks
+
+    def schedule_waiting(self, batch: SketchBatch) -> None:
+        """Waiting requests from the head, while running slots, budget and blocks last."""
+        rules, waiting = self.rules, self.waiting
+        budget = self._token_budget
+        while waiting and budget > 0 and len(self.running) < rules.max_num_running_reqs:
+            request = waiting[0]
+            hit = self._hit(request)
+            tokens = request.prompt + request.output - hit
+            if rules.whole_prompts and tokens > budget:
+                break
+            request.tried = True
+            request.num_computed_tokens = hit
+            chunk = self._cut(request, min(tokens, budget, self._chunk()))
+            request.num_computed_tokens = 0
+            if chunk <= 0 or not self._fits(request, hit + (tokens if rules.gate else chunk)):
+                break
+            waiting.popleft()
+            self._start(request, hit, hit + chunk)
+            budget -= chunk
+            self.running.append(request)
+            self.singles.append(request)
+            self._schedule(batch, request, chunk)
+
+    def free(self, request: SketchRequest) -> None:
+        """Give back a request's blocks."""
+        self.num_free_blocks += request.num_blocks
+        request.num_blocks = 0
