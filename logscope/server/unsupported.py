@@ -87,12 +87,17 @@ def _other_machines(
     if _is_pooling(more, frames):
         yield POOLING
     layers = _layers(more, variants)
-    if layers is not None:
+    if layers is None and not _given(more, "disable_hybrid_kv_cache_manager"):
+        layers = WINDOW_LAYERS if _concurrency_differs(configuration, frames) else None
+    if layers is not None and not _groups_are_known(configuration):
         yield layers
-    elif not _given(more, "disable_hybrid_kv_cache_manager") and _concurrency_differs(configuration, frames):
-        yield WINDOW_LAYERS
     if "v1_diffusion" in variants:
         yield DIFFUSION
+
+
+def _groups_are_known(configuration: Configuration) -> bool:
+    """Whether the groups and the blocks of the pool are known, so that the replay models them."""
+    return bool(configuration.values.get("kv_groups") and configuration.values.get("num_blocks"))
 
 
 def _layers(more: Mapping[str, Any], variants: Set[str]) -> str | None:

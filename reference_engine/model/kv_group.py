@@ -20,6 +20,7 @@ __all__ = [
     "group_record",
     "groups_from_records",
     "next_blocks",
+    "next_change",
     "sequence_blocks",
     "several_groups",
 ]
@@ -104,6 +105,22 @@ def next_blocks(groups: Sequence[KvGroup]) -> int:
     """
     shortest = min(group.block_size for group in groups)
     return sum((group.mode != "none" if group.is_state else group.block_size == shortest) for group in groups)
+
+
+def next_change(group: KvGroup, computed: int) -> int:
+    """Computed tokens (from `computed` on) at which a decode next takes or gives back a block of the group."""
+    size = group.block_size
+    if group.is_state and group.mode == "none":
+        return 1 << 60
+    taken = -(-computed // size) * size
+    if group.kind == "sliding":
+        over = max(0, computed - group.window) // size  # as the step before left it
+        return min(taken, (over + 1) * size + group.window - 1)
+    if group.kind == "chunked_local":
+        return min(taken, -(-computed // group.window) * group.window)
+    if group.is_state and (computed - 1) % size == 0:
+        return computed  # the state before goes back
+    return taken
 
 
 def groups_from_records(records: Any) -> tuple[KvGroup, ...]:

@@ -1,17 +1,21 @@
 """The sketch for models with several KV-cache groups: what a request holds follows from its length alone.
 
 Between two changes of anybody's blocks (a block's end, a window that leaves one behind, a state that moves on) the decoding
-batch takes nothing, so strides end there. Shared heads save tokens here, not blocks.
+batch takes nothing, so strides end there. Shared heads save tokens here, not blocks. With prefix caching a request that was
+evicted starts again from its last state, if that and the blocks before it were not taken meanwhile: in a small pool of long
+blocks that is the difference between a token and a block to compute again.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 
-from reference_engine.model.kv_group import KvGroup, sequence_blocks
+from reference_engine.model.kv_group import KvGroup, next_change, sequence_blocks
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import SketchBatch, SketchRequest, SketchRules
 from reference_engine.sketch.step_cost import StepCost
+from reference_engine.v1.profile import profile_of
 
 __all__ = ["HybridSketch", "make_sketch"]
 
@@ -37,20 +41,55 @@ def _held(group: KvGroup, computed: int, tokens: int) -> int:
     return -(-end // size) - gone
 
 
-def _next_change(group: KvGroup, computed: int) -> int:
-    """Computed tokens (above `computed`) at which a decode next takes or gives back a block of the group."""
-    size = group.block_size
-    if group.is_state and group.mode == "none":
-        return 1 << 60
-    taken = -(-computed // size) * size
-    if group.kind == "sliding":
-        over = max(0, computed - group.window) // size  # as the step before left it
-        return min(taken, (over + 1) * size + group.window - 1)
-    if group.kind == "chunked_local":
-        return min(taken, -(-computed // group.window) * group.window)
-    if group.is_state and (computed - 1) % size == 0:
-        return computed  # the state before goes back
-    return taken
+class FreeOrder:
+    """Free blocks in the order in which they are taken: those without content, then registered ones, oldest first.
+
+    A registered segment is (blocks, owner, kind, tokens): "full" blocks from the sequence's start, or the "state" after so
+    many tokens in all groups.
+    """
+
+    __slots__ = ("_number", "plain", "segments")
+
+    def __init__(self, blocks: int) -> None:
+        self.plain = blocks
+        self.segments: OrderedDict[int, tuple[int, int, str, int]] = OrderedDict()
+        self._number = 0
+
+    def copy(self) -> FreeOrder:
+        """An independent copy."""
+        new = FreeOrder(self.plain)
+        new.segments = self.segments.copy()
+        new._number = self._number
+        return new
+
+    def take(self, blocks: int) -> None:
+        """Take blocks from the front."""
+        plain = min(blocks, self.plain)
+        self.plain -= plain
+        blocks -= plain
+        while blocks and self.segments:
+            number, (count, owner, kind, tokens) = next(iter(self.segments.items()))
+            if count <= blocks:
+                del self.segments[number]
+                blocks -= count
+            else:
+                # full blocks are taken from the sequence's end; a state is of no use without a part of it
+                self.segments[number] = count - blocks, owner if kind == "full" else -1, kind, tokens
+                blocks = 0
+
+    def add(self, blocks: int, owner: int, kind: str, tokens: int) -> None:
+        """Registered blocks come to the end."""
+        if blocks > 0:
+            self._number += 1
+            self.segments[self._number] = blocks, owner, kind, tokens
+
+    def kept(self, owner: int, kind: str, blocks: int, tokens: int | None = None) -> list[int]:
+        """The segments of a request that hold at least so many blocks (of the state after `tokens`)."""
+        return [
+            number
+            for number, (count, by, what, at) in self.segments.items()
+            if by == owner and what == kind and count >= blocks and tokens in (None, at)
+        ]
 
 
 class HybridSketch(SketchReplay):
@@ -66,12 +105,17 @@ class HybridSketch(SketchReplay):
         self._caps = [sequence_blocks(g, config.max_model_len, in_flight) for g in self.kv_groups]
         aligned = [g.block_size for g in self.kv_groups if g.is_state and g.mode == "align"]
         self._aligned = aligned[0] if aligned else 0
+        self._states = len(aligned)
+        self._dense = not profile_of(config.version).sparse_retention and config.retention_interval is None
+        self.order = FreeOrder(rules.blocks) if aligned and config.enable_prefix_caching else None
 
     def fork(self) -> SketchReplay:
         """An independent copy."""
         new = super().fork()
         assert isinstance(new, HybridSketch)
         new.changes = self.changes.copy()
+        if self.order is not None:
+            new.order = self.order.copy()
         return new
 
     def _needed(self, computed: int, tokens: int) -> int:
@@ -156,7 +200,7 @@ class HybridSketch(SketchReplay):
         for request_id in found:
             request = self.decoding_requests[request_id]
             computed = request.base + self.decode_step + 1
-            at = min(_next_change(group, computed) for group in self.kv_groups)
+            at = min(next_change(group, computed) for group in self.kv_groups)
             heapq.heappush(self.changes, (at - request.base, request_id))
         return found
 
@@ -177,7 +221,39 @@ class HybridSketch(SketchReplay):
                 return False
         self.num_free_blocks -= new
         request.num_blocks += new
+        if self.order is not None:
+            self._note(request, computed, new)
         return calm
+
+    def _note(self, request: SketchRequest, computed: int, new: int) -> None:
+        """Blocks were taken, or (new < 0) the state before was given back."""
+        order = self.order
+        assert order is not None
+        if new >= 0:
+            order.take(new)
+            return
+        end = (computed - 1) // self._aligned * self._aligned
+        if self._is_kept(request, end):
+            order.add(-new, request.id, "state", end)
+        else:
+            order.plain -= new
+
+    def _is_kept(self, request: SketchRequest, end: int) -> bool:
+        """Whether the state after `end` tokens was registered: sparsely that of the prompt's end, and of an eviction's."""
+        if end <= 0:
+            return False
+        return self._dense or request.preemptions > 0 or end == (request.prompt - 1) // self._aligned * self._aligned
+
+    def _hit(self, request: SketchRequest) -> int:
+        """Tokens from which a request starts: its own last state, or the shared head."""
+        hit = super()._hit(request)
+        order, size = self.order, self._aligned
+        if order is None or not request.preemptions:
+            return hit
+        end = (request.prompt + request.output - 1) // size * size
+        if end and order.kept(request.id, "full", end // size) and order.kept(request.id, "state", self._states, end):
+            return max(hit, end)
+        return hit
 
     def _cut(self, request: SketchRequest, tokens: int) -> int:
         """State layers: a prompt's chunk ends where a state is kept."""
@@ -194,7 +270,10 @@ class HybridSketch(SketchReplay):
 
     def _fits(self, request: SketchRequest, tokens: int) -> bool:
         free = self.num_free_blocks - (self.rules.watermark_blocks if self.running else 0)
-        need = sum(min(_held(g, 0, tokens), cap) for g, cap in zip(self.kv_groups, self._caps, strict=True))
+        hit = self._hit(request) if self.order is not None else 0
+        need = 0
+        for group, cap in zip(self.kv_groups, self._caps, strict=True):
+            need += min(_held(group, hit if group.is_state else 0, tokens - (hit if group.is_state else 0)), cap)
         return need <= free
 
     def _start(self, request: SketchRequest, hit: int, end: int) -> None:
@@ -204,8 +283,23 @@ class HybridSketch(SketchReplay):
         if request.started is None:
             request.started = self.now
             request.credit = request.prompt - (0 if self.rules.credits_hits else hit)
-        request.num_blocks = self._needed(0, end)
+        own = self.order is not None and request.preemptions > 0 and hit > request.shared
+        request.num_blocks = self._needed(hit if own else 0, end - (hit if own else 0))
         self.num_free_blocks -= request.num_blocks
+        if self.order is not None:
+            self._take_own(request, hit if own else 0)
+
+    def _take_own(self, request: SketchRequest, hit: int) -> None:
+        """Take what a request found of its own out of the free list, and the rest from its front."""
+        order = self.order
+        assert order is not None
+        found = 0
+        if hit:
+            full = order.kept(request.id, "full", hit // self._aligned)[-1]
+            state = order.kept(request.id, "state", self._states, hit)[-1]
+            found = order.segments.pop(full)[0] + order.segments.pop(state)[0]
+            order.plain += max(0, found - request.num_blocks)
+        order.take(max(0, request.num_blocks - found))
 
     def schedule_waiting(self, batch: SketchBatch) -> None:
         """Waiting requests from the head, while running slots, budget and blocks last."""
@@ -233,4 +327,21 @@ class HybridSketch(SketchReplay):
     def free(self, request: SketchRequest) -> None:
         """Give back a request's blocks."""
         self.num_free_blocks += request.num_blocks
+        if self.order is not None:
+            self._give_back(request)
         request.num_blocks = 0
+
+    def _give_back(self, request: SketchRequest) -> None:
+        """A request's blocks come back: full ones and a state at a block's end registered, the rest without content."""
+        order, size, computed = self.order, self._aligned, request.num_computed_tokens
+        assert order is not None
+        owner = request.id if request.end is None else -1
+        full = computed // size
+        states = request.num_blocks + -computed // size
+        end = computed if computed % size == 0 else (computed - 1) // size * size
+        registered = 0
+        if self._is_kept(request, end) and (computed % size == 0 or states > self._states):
+            registered = self._states
+        order.plain += max(0, request.num_blocks - full - registered)
+        order.add(registered, owner, "state", end)
+        order.add(full, owner, "full", computed)

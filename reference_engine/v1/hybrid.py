@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import cast
 
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.kv_group import alignment_of
+from reference_engine.model.kv_group import alignment_of, next_change
 from reference_engine.model.request import RequestState
 from reference_engine.model.step import Outcome, RequestId, Step
 from reference_engine.v1.blocks import Pool
@@ -70,6 +70,7 @@ class HybridScheduler(V1Scheduler):
         self.aligned = next((b for b in self.blocks.groups if isinstance(b, AlignedStateBlocks)), None)
         self._found: CacheHit | None = None
         self._in_flight: dict[RequestId, int] = {}
+        self._quiet: dict[RequestId, int] = {}  # computed tokens below which a decode changes nothing
 
     def schedule(self, now: float = 0.0) -> Step:
         """As `V1Scheduler.schedule`; states written in the last step can be hit now."""
@@ -138,6 +139,24 @@ class HybridScheduler(V1Scheduler):
         return end - start
 
     def _allocate_slots(self, state: RequestState, num_new_tokens: int) -> bool:
+        if num_new_tokens == 1 and state.num_computed_tokens < self._quiet.get(state.id, 0):
+            return True
+        if not self._allocate_in_groups(state, num_new_tokens):
+            return False
+        if num_new_tokens == 1 and not self.drafts.num_spec_tokens and self._in_flight.get(state.id, 0) <= 1:
+            self._quiet[state.id] = self._next_change(state.num_computed_tokens + 1)
+        return True
+
+    def _next_change(self, computed: int) -> int:
+        """Computed tokens until which a decoding request neither takes, gives back nor registers a block."""
+        lag = 1 if self.config.async_scheduling else 0
+        unit = self.blocks.rules.hash_block
+        changes = [next_change(b.group, computed) for b in self.blocks.groups]
+        if lag:  # what is given back follows the processed tokens
+            changes += [next_change(b.group, computed - lag) + lag for b in self.blocks.groups]
+        return min(*changes, -(-(computed + 1) // unit) * unit - 1)
+
+    def _allocate_in_groups(self, state: RequestState, num_new_tokens: int) -> bool:
         processed = None
         if self.profile.window_of_processed:
             processed = state.num_computed_tokens - self._in_flight.get(state.id, 0)
@@ -167,6 +186,10 @@ class HybridScheduler(V1Scheduler):
     def _cache_blocks(self, state: RequestState, num_tokens: int) -> None:
         self.blocks.register(state, num_tokens)
 
+    def _preempt_request(self, preempted_req: RequestState, index: int, step: Step) -> int:
+        self._quiet.pop(preempted_req.id, None)
+        return super()._preempt_request(preempted_req, index, step)
+
     def _advance(self, step: Step) -> None:
         super()._advance(step)
         for request_id, tokens in step.scheduled.items():
@@ -187,4 +210,5 @@ class HybridScheduler(V1Scheduler):
     def _drop(self, state: RequestState) -> None:
         super()._drop(state)
         self._in_flight.pop(state.id, None)
+        self._quiet.pop(state.id, None)
         self.blocks.forget(state.id)

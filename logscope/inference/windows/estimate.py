@@ -80,7 +80,9 @@ def infer(
     lengths = length_model(seen, config.max_model_len - 1, rules, share)
     if balance is not None:
         seen, lengths = with_candidates(seen, lengths, balance)
-    kv_tokens, on_cpu = config.num_blocks * config.block_size, _on_cpu(facts)
+    # a token takes room in each group
+    kv_tokens = config.num_blocks * config.block_size // len(config.kv_groups or (None,))
+    on_cpu = _on_cpu(facts)
     cost = first_guess(seen, kv_tokens, on_cpu)
     plans = _plans(seen, lengths.latent_outputs)
     trials = [replace(plans[0], family=family) for family in lengths.families]
@@ -108,7 +110,12 @@ def infer(
             fits.append(fit)
             lived += _lives(plans[1])
             effort.report(lived / whole)
-    plain = replace(config, policy="fcfs", async_scheduling=False, enable_prefix_caching=lengths.sharing.groups > 0)
+    plain = replace(
+        config,
+        policy="fcfs",
+        async_scheduling=False,
+        enable_prefix_caching=lengths.sharing.groups > 0 or keeps_states(config),
+    )
     chosen = _some(particles, _replays(seen, plain))
     workloads = tuple(w for p in chosen if (w := _workload(seen, p, plain)).requests)
     if not workloads:
@@ -147,6 +154,12 @@ def _shown(replayed: Replayed, config: EngineConfig) -> ReplayResult:
     """The representative replay, which was made with its steps."""
     assert replayed.log is not None
     return ReplayResult(config, replayed.records, replayed.gaps, replayed.log)
+
+
+def keeps_states(config: EngineConfig) -> bool:
+    """Whether evicted requests start again from a state that was kept: blocks are long there, and few."""
+    groups = config.kv_groups or ()
+    return config.enable_prefix_caching and any(group.is_state and group.mode == "align" for group in groups)
 
 
 def _share(seen: Observations, engines: int) -> float:
@@ -251,7 +264,7 @@ def _plans(seen: Observations, latent: bool) -> list[Plan]:
 
 def _replays(seen: Observations, config: EngineConfig) -> int:
     """How many particles are replayed with their ledgers."""
-    most = _REPLAYS if config.engine == "vllm-v1" else 4
+    most = 3 if config.kv_groups else _REPLAYS if config.engine == "vllm-v1" else 4
     return int(min(max(most * 340 / max(len(seen.arrivals), 1), 3), most))
 
 
