@@ -165,10 +165,7 @@ class SketchReplay(SketchScheduler):
             return False
         if self.waiting and self.head_fits():
             return False
-        lasting = counts.steps_of(
-            self.decode_step, self.num_free_blocks - rules.v0
-        )  # V0 wants one free at every append
-        steps = min(self.next_finish() - self.decode_step, lasting)
+        steps = min(self.next_finish() - self.decode_step, self.steps_of_free_blocks())
         if self.stall is not None:
             steps = min(steps, (self.stall[0] - self.generated) // count)
         if steps <= 0:
@@ -199,7 +196,7 @@ class SketchReplay(SketchScheduler):
         work[2] += count * done
         work[3] += (kv * steps + count * steps * (steps - 1) / 2) / rules.step_tokens
         work[4] += drafts * drafts * done
-        self.num_free_blocks -= counts.blocks_of(self.decode_step, steps)
+        self.num_free_blocks -= self.blocks_of(steps)
         self.decode_step += steps
         self._retire()
         self._show()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
+from reference_engine.cost.step_time import StepCost
 from reference_engine.model.kv_group import KvGroup, next_change, sequence_blocks
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import SketchBatch, SketchRequest, SketchRules
-from reference_engine.sketch.step_cost import StepCost
 from reference_engine.v1.profile import profile_of
 
 __all__ = ["HybridSketch", "make_sketch"]
@@ -159,8 +159,8 @@ class HybridSketch(SketchReplay):
         """Running requests in order; True when nobody was evicted."""
         rules, running = self.rules, self.running
         budget, calm, index = rules.token_budget, True, 0
-        changing = self._changing()
-        decoding = 0
+        batch.gain = self._next_gain()
+        changing = self._changing(batch.gain)
         while index < len(running) and budget > 0:
             request = running[index]
             tokens = 1
@@ -170,36 +170,38 @@ class HybridSketch(SketchReplay):
                     index += 1
                     continue
             if not request.decoding or request.id in changing:
-                calm &= self._make_room(request, tokens)
+                calm &= self._make_room(request, batch.gain if request.decoding else tokens)
                 if index >= len(running):
                     break
             if request.decoding:
-                decoding += 1
+                tokens += rules.drafts
             else:
                 self._schedule(batch, request, tokens)
             budget -= tokens
             index += 1
-        if decoding < len(self.decoding_requests):  # the budget ended in the middle: rare, and nobody else gets any
-            decoding = len(self.decoding_requests)
+        decoding = (
+            self.counts.count
+        )  # where the budget ended in the middle, which is rare, all of them go on all the same
         if decoding:
             batch.num_decoding = decoding
             batch.decodes += decoding
-            batch.kv_tokens += self.base_sum + decoding * self.decode_step + decoding
+            batch.prefill += decoding * rules.drafts
+            batch.kv_tokens += self.counts.num_computed_tokens(self.decode_step + 1 + rules.drafts)
         self._token_budget = budget
         return calm
 
     def _missing(self, request: SketchRequest) -> int:
         return request.prompt + request.output - request.num_computed_tokens
 
-    def _changing(self) -> set[int]:
-        """Members whose blocks change in this step; their next change is noted."""
+    def _changing(self, gain: int) -> set[int]:
+        """Members whose blocks change in this step, which brings each `gain` tokens; their next change is noted."""
         found = set()
-        while self._due() <= self.decode_step:
+        while self._due() < self.decode_step + gain:
             request = self.decoding_requests[heapq.heappop(self.changes)[1]]
             found.add(request.id)
         for request_id in found:
             request = self.decoding_requests[request_id]
-            computed = request.base + self.decode_step + 1
+            computed = request.base + self.decode_step + gain
             at = min(next_change(group, computed) for group in self.kv_groups)
             heapq.heappush(self.changes, (at - request.base, request_id))
         return found

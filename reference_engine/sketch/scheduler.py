@@ -75,6 +75,14 @@ class SketchScheduler:
                 return decode_step
             heapq.heappop(finishes)
 
+    def steps_of_free_blocks(self) -> int:
+        """How many decode steps the free blocks last; V0 wants one free at every append."""
+        return self.counts.steps_of(self.decode_step, self.num_free_blocks - self.rules.v0)
+
+    def blocks_of(self, steps: int) -> int:
+        """Blocks that the decoding batch takes in so many steps."""
+        return self.counts.blocks_of(self.decode_step, steps)
+
     def _schedule(self, batch: SketchBatch, request: SketchRequest, tokens: int) -> None:
         request.num_computed_tokens += tokens
         batch.chunks.append(request)
