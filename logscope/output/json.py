@@ -21,6 +21,7 @@ from logscope.server.engines import EngineFacts
 from logscope.server.scenario import flag_text
 from logscope.server.settings import SETTINGS
 from parsers.reading.events import Coverage
+from reference_engine.model.kv_group import KvGroup, group_record
 
 __all__ = ["analysis_document", "evidence_object", "whatif_document"]
 _LATENCY = {"ttft_s": ("p50", "p90", "p99"), "e2e_s": ("p50", "p90", "p99"), "itl_s": ("p50", "p99")}
@@ -253,7 +254,15 @@ def _replay(result: EngineResult) -> dict[str, Any] | None:
             "times": ("stamps" if answer.steps.by_stamps else "elapsed") if answer.steps else None,
         },
         "unsupported": list(answer.unsupported),
+        "groups": _groups(result),
     }
+
+
+def _groups(result: EngineResult) -> list[dict[str, Any]]:
+    """The KV-cache groups that were assumed: one of full attention where the log speaks of no others."""
+    facts = result.log.facts
+    named = facts.config.get("kv_groups")
+    return list(named) if named else [group_record(KvGroup(block_size=facts.config.get("block_size") or 16))]
 
 
 def _declined(result: EngineResult) -> dict[str, Any]:
@@ -264,6 +273,7 @@ def _declined(result: EngineResult) -> dict[str, Any]:
         "seed": None,
         "step_time": None,
         "unsupported": list(result.log.facts.unsupported),
+        "groups": _groups(result),
         "declined": list(result.declined),
     }
 

@@ -17,7 +17,7 @@ from logscope.server.kv_groups import layout_of
 from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
 from parsers.families import FORMATS
-from reference_engine.model.config import EngineConfig
+from reference_engine.model.config import SPEC_METHODS, EngineConfig
 from reference_engine.model.kv_group import group_record, groups_from_records, several_groups
 from reference_engine.v1.profile import version_key
 
@@ -316,6 +316,21 @@ def _span(frames: Mapping[str, pl.DataFrame]) -> tuple[datetime | None, datetime
     return (min(times), max(times)) if times else (None, None)
 
 
+def _drafts(facts: EngineFacts, value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Drafts for the reference engine, where the user gives them: a log tells how many there are, not which are accepted."""
+    drafts = value["num_spec_tokens"] or 0
+    given = "num_spec_tokens" in changes or facts.basis.get("num_spec_tokens") == "given"
+    if not drafts or not given or facts.engine == "V0":
+        return {}
+    accepted = value["acceptance"] or 0.0
+    method = facts.more.get("spec_method")
+    return {
+        "num_spec_tokens": drafts,
+        "spec_method": method if method in SPEC_METHODS else "ngram",
+        "acceptance": min(1.0, accepted / drafts),
+    }
+
+
 def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) -> EngineConfig | None:
     """The reference engine's configuration of a server, with `changes`; None where a size that it needs is not known."""
     value = {**facts.config, **(changes or {})}
@@ -345,6 +360,6 @@ def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) 
         async_scheduling=asynchronous in (True, "enabled"),
         num_cpu_blocks=int(more.get("num_cpu_blocks") or 0),
         kv_groups=several_groups(groups_from_records(value["kv_groups"])) if value["kv_groups"] else None,
-        num_spec_tokens=value["num_spec_tokens"] or 0,
+        **_drafts(facts, value, changes or {}),
         preemption_mode=more.get("preemption_mode") if more.get("preemption_mode") in ("recompute", "swap") else None,
     )

@@ -59,6 +59,10 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
             "the log does not show the size of the KV cache; give it with --set num_blocks=N --set block_size=N"
         )
     plain = {k: v for k, v in changes.items() if k in SETTINGS}
+    if before.kv_groups and "block_size" in plain and "kv_groups" not in plain:
+        raise SettingError(
+            "this model has several KV-cache groups with blocks of their own: give them with --set kv_groups=[…]"
+        )
     notes: list[str] = []
     if "num_blocks" not in plain:
         blocks = _blocks(facts, before, plain, notes)

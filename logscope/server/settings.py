@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,8 @@ _MORE = (
 )
 
 
+_LONGEST_TEXT = 4096
+
 _NUMBERS = frozenset(
     (
         "swap_space",
@@ -139,10 +142,22 @@ def gather(rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any] | None = 
                 found.set(key, value, "measured")
             elif key in _MORE and (fact := _fact(key, value)) is not None:
                 found.more[key] = fact
+    _read_drafts(found)
     for name, value in (given or {}).items():
         if name in SETTINGS:
             found.set(name, value, "given")
     return found
+
+
+def _read_drafts(found: Configuration) -> None:
+    """How many drafts a step has, and who makes them, from the text of `speculative_config`."""
+    text = str(found.more.get("speculative_config") or "")[:_LONGEST_TEXT]
+    number = re.search(r"num_spec(?:ulative)?_tokens['\"]?\s?[=:]\s?(\d{1,4})", text)
+    if number is not None:
+        found.set("num_spec_tokens", int(number[1]), "measured")
+    method = re.search(r"method['\"]?\s?[=:]\s?['\"](\w{1,40})['\"]", text)
+    if method is not None:
+        found.more["spec_method"] = method[1]
 
 
 def _flat(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

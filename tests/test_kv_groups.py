@@ -1,0 +1,135 @@
+"""KV-cache groups off a start's lines, and what the settings and the documents say of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from logscope.commands.cli import cli
+from logscope.evidence.pressure import full_pct
+from logscope.server.engines import EngineFacts, KvCache
+from logscope.server.kv_groups import blocks_per_request, blocks_range, layout_of
+from logscope.server.settings import SettingError, parse_settings
+from reference_engine.model.kv_group import KvGroup, groups_from_records
+
+EXAMPLES = json.loads((Path(__file__).parent / "data" / "groups" / "loglines.json").read_text(encoding="utf-8"))
+
+
+def _records(example: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups of an example as `kv_groups` names them."""
+    layers = {layer["kind"]: layer for layer in example["layers"]}
+    found = []
+    for group in example["kv_groups"]:
+        record = {key: group[key] for key in ("kind", "block_size", "layers")}
+        record.update({key: layers[group["kind"]][key] for key in ("window", "chunk") if key in layers[group["kind"]]})
+        if group["kind"] == "mamba":
+            record.update(mode=example["mamba_cache_mode"], spec_blocks=example["num_spec_tokens"])
+        found.append(record)
+    return found
+
+
+def _printed(example: dict[str, Any]) -> tuple[int, float]:
+    text = "\n".join(example["log"])
+    tokens = re.search(r"cache size: ([\d,]+) tokens", text)
+    concurrency = re.search(r"per request: ([\d.]+)x", text)
+    assert tokens is not None
+    assert concurrency is not None
+    return int(tokens[1].replace(",", "")), float(concurrency[1])
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e['version']}-{e['name']}")
+def test_the_printed_capacity_gives_the_blocks(example: dict[str, Any]) -> None:
+    groups = groups_from_records(_records(example))
+    length, budget = example["max_model_len"], example["max_num_batched_tokens"]
+    batches = 2 if example["async"] else 1
+    one = blocks_per_request(groups, example["version"], length, budget, batches)
+    assert one == example["blocks_per_request"]
+    found = blocks_range(groups, example["version"], one, length, *_printed(example))
+    assert found is not None
+    assert found[0] <= example["num_blocks"] <= found[1]
+    # until 0.19.1 the printed tokens are rounded to the number of groups
+    assert found[1] - found[0] < (len(groups) if example["version"] == "0.19.1" else 1)
+
+
+def _start(version: str, architecture: str, *lines: str, args: str = "") -> str:
+    """A start's log with these sizing lines."""
+    head = "(EngineCore pid=9) INFO 11-30 10:00:0{} [x.py:1] {}"
+    first = f"(APIServer pid=8) INFO 11-30 10:00:00 [api_server.py:1] vLLM API server version {version}"
+    told = [
+        first,
+        head.format(0, f"Resolved architecture: {architecture}"),
+        head.format(0, "Using max model len 131072"),
+    ]
+    told += [head.format(1, line) for line in lines]
+    stats = (
+        "Engine 000: Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: 9.0 tokens/s, Running: 1 reqs, "
+    )
+    return "\n".join(
+        [*told, head.format(9, stats + "Waiting: 0 reqs, GPU KV cache usage: 5.0%, Prefix cache hit rate: 0.0%")]
+    )
+
+
+def _engine(text: str, tmp_path: Path, *more: str) -> dict[str, Any]:
+    log = tmp_path / "server.log"
+    log.write_text(text + "\n", encoding="utf-8")
+    done = CliRunner().invoke(cli, ["analyze", str(log), "--no-replay", "--json", "-", *more])
+    assert done.exit_code == 0, done.output
+    engine: dict[str, Any] = json.loads(done.stdout)["engines"][0]
+    return engine
+
+
+CAPACITY = "GPU KV cache size: {} tokens, Maximum concurrency for 131,072 tokens per request: {}x"
+
+
+def test_a_known_architecture_gives_the_groups(tmp_path: Path) -> None:
+    text = _start("0.28.0", "GptOssForCausalLM", CAPACITY.format("2,053,902", "15.67"))
+    settings = ("--set", "max_num_batched_tokens=4096")  # two batches of it are in flight
+    engine = _engine(text, tmp_path, *settings)
+    assert engine["kv_cache"]["num_blocks"] == 136533
+    assert [g["kind"] for g in engine["config"]["kv_groups"]] == ["full", "sliding"]
+    assert engine["config_basis"]["num_blocks"] == "inferred"
+
+
+def test_groups_can_be_given(tmp_path: Path) -> None:
+    text = _start("0.28.0", "SomethingNewForCausalLM", CAPACITY.format("2,053,902", "15.67"))
+    groups = '[{"kind": "full", "block_size": 16}, {"kind": "sliding", "block_size": 16, "window": 128}]'
+    settings = ("--set", "max_num_batched_tokens=4096", "--set", f"kv_groups={groups}")
+    engine = _engine(text, tmp_path, *settings)
+    assert engine["kv_cache"]["num_blocks"] == 136533
+    assert engine["config_basis"]["kv_groups"] == "given"
+
+
+def test_the_window_follows_from_blocks_and_tokens() -> None:
+    values = {"max_model_len": 2048, "max_num_batched_tokens": 512, "num_blocks": 300, "block_size": 32}
+    more = {"kv_group_sizes": "(32, 32)", "architecture": "SomethingNewForCausalLM"}
+    layout = layout_of(values, more, "0.32.0", 5851, 2.86)
+    assert layout is not None
+    assert [(g.kind, g.block_size, g.window) for g in layout.groups] == [("full", 32, 0), ("sliding", 32, 256)]
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [("[]", "must be a list"), ("{", "JSON list"), ('[{"kind": "ring", "block_size": 16}]', "kind is 'ring'"),
+     ('[{"kind": "full", "block_size": 0}]', "block_size is 0"), ('[{"kind": "sliding", "block_size": 16}]', "window"),
+     ('[{"kind": "full", "block_size": 16, "size": 1}]', "unknown key 'size'")],
+)  # fmt: skip
+def test_groups_that_are_none_are_refused_with_a_sentence(value: str, what: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(what)):
+        parse_settings([f"kv_groups={value}"])
+
+
+def test_a_small_cache_is_full_when_the_next_block_does_not_fit() -> None:
+    groups = [{"kind": "full", "block_size": 784}, *({"kind": "mamba", "block_size": 784, "mode": "align"},) * 3]
+    config = {"num_blocks": 48, "kv_groups": groups}
+    facts = EngineFacts(0, 0, 0, "V1", "0.30.0", None, None, config, {}, KvCache())
+    assert 91.5 < full_pct(facts) <= 93.6  # three of 47 blocks are free at 93.6 %, and a request asks for four
+    assert full_pct(EngineFacts(0, 0, 0, "V1", "0.30.0", None, None, {"num_blocks": 48}, {}, KvCache())) == 95.0
+
+
+def test_one_group_of_full_attention_is_the_default() -> None:
+    assert KvGroup() == groups_from_records([{"kind": "full", "block_size": 16}])[0]
