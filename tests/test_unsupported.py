@@ -57,7 +57,7 @@ def named(folder: Path, lines: list[str]) -> tuple[str, ...]:
         (served(INFO + "Setting attention block size to 1056 tokens to ensure that attention page size is >= mamba page size."), STATE_LAYERS),
         (served(INFO + "Auto-fit max_model_len: attention-free model, using derived max_model_len=131072"), STATE_LAYERS),
         (served(INFO + "Resolved architecture: NemotronHForCausalLM"), STATE_LAYERS),
-        (served(INFO + "Resolved architecture: GptOssForCausalLM"), WINDOW_LAYERS),
+        (served(INFO + "Resolved architecture: Gemma4ForCausalLM"), WINDOW_LAYERS),
         (served(WARNING + "Add 2 padding layers, may waste at most 9.09% KV cache memory"), WINDOW_LAYERS),
         # 8,000 tokens are 1.95 requests of 4,096; here five fit, so most layers keep a window.
         (served(INFO + "Maximum concurrency for 4,096 tokens per request: 5.10x"), WINDOW_LAYERS),
@@ -179,3 +179,7 @@ def test_a_setting_that_is_no_number_is_not_known() -> None:
     found = gather(rows)
     assert found.more == {"num_scheduler_steps": 8, "total_gpu_gib": 79.2, "device": "cuda"}
     assert found.values["max_num_seqs"] is None
+
+
+def test_the_groups_of_a_known_architecture_are_modelled(tmp_path: Path) -> None:
+    assert named(tmp_path, served(INFO + "Resolved architecture: GptOssForCausalLM")) == ()
