@@ -51,8 +51,9 @@ def test_the_replay_is_drawn(
     assert [c.id for c in drawn.all] == ["timeline-0-0-0", "tail-e2e", "tail-ttft", "gantt"]
     assert drawn.gantt is not None
     names = {t["name"] for t in drawn.gantt.figure["data"]}
-    assert names - {"queued for token budget"} == {
+    assert names - {"queued behind max_num_batched_tokens"} == {
         "queued for KV blocks",
+        "slowed by others' prefill",
         "own prefill",
         "own decode",
         "waiting after preemption",
