@@ -48,6 +48,7 @@ class SemanticsProfile:
         draft_padding: a waiting request with one token left to compute gets padding drafts beside running decodes: "none",
             "waits" (0.28.0; where the model's length does not hold them it waits), "hit" (0.32.0; also alone after a
             cache hit; where the model's length does not hold them there are none).
+        mtp_modules: several MTP modules keep their distance from the end of a prompt's chunk (0.28.0).
         caches_in_update: accepted drafts are made findable when they are delivered, also without asynchronous
             scheduling (0.33.0).
         passes_over: a waiting request that gets no token is passed over instead of ending admission (0.33.0).
@@ -69,6 +70,7 @@ class SemanticsProfile:
     live_threshold: bool = False
     draft_slots: str = "seqs"
     draft_padding: str = "none"
+    mtp_modules: bool = False
     caches_in_update: bool = False
     passes_over: bool = False
     goes_on_after_self: bool = False
@@ -91,12 +93,30 @@ def _history() -> tuple[SemanticsProfile, ...]:
         ("0.19.0", {"full_sequence_gate": True}),
         ("0.23.0", {"unhashed_first": True}),
         ("0.24.0", {"watermark": True}),
-        ("0.28.0", {"cursor": "position", "window_of_processed": True, "junction_stops": True}),
-        ("0.28.0", {"draft_slots": "request", "draft_padding": "waits"}),
+        (
+            "0.28.0",
+            {
+                "cursor": "position",
+                "window_of_processed": True,
+                "junction_stops": True,
+                "draft_slots": "request",
+                "draft_padding": "waits",
+                "mtp_modules": True,
+            },
+        ),
         ("0.31.0", {"live_threshold": True}),
         ("0.32.0", {"sparse_retention": True, "reregisters_states": True, "draft_padding": "hit"}),
-        ("0.33.0", {"reregisters_states": False, "hash_lookahead": True, "caches_in_update": True}),
-        ("0.33.0", {"passes_over": True, "goes_on_after_self": True, "prefill_interval": True}),
+        (
+            "0.33.0",
+            {
+                "reregisters_states": False,
+                "hash_lookahead": True,
+                "caches_in_update": True,
+                "passes_over": True,
+                "goes_on_after_self": True,
+                "prefill_interval": True,
+            },
+        ),
     )
     profiles = [SemanticsProfile()]
     for since, change in changes:
@@ -159,7 +179,7 @@ class DraftRules:
             return cls()
         head = config.spec_method in _DRAFTING_HEADS
         separate = config.spec_method == "draft_model"
-        modules = config.spec_method == "mtp" and config.mtp_layers > 1
+        modules = profile.mtp_modules and config.spec_method == "mtp" and config.mtp_layers > 1
         hashes = head and profile.hash_lookahead and not config.disable_lookahead_block_hashes
         if config.disable_eagle_block_drop:
             hashes = False
