@@ -210,7 +210,12 @@ def problems(coverage: Coverage) -> list[str]:
 
 
 def _sentences(coverage: Coverage) -> list[str]:
-    return [f"{s['source']}: {s['problem']}" for s in coverage.skipped_sources]
+    said = [f"{s['source']}: {s['problem']}" for s in coverage.skipped_sources]
+    if coverage.client_text:
+        n = coverage.client_text
+        lines = "1 line that looks like a record stands" if n == 1 else f"{n} lines that look like records stand"
+        said.append(f"{lines} in text that a client may have written: not read")
+    return said
 
 
 def partly_read(coverage: Coverage) -> bool:

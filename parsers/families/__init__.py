@@ -130,13 +130,19 @@ CLIENT_TEXT = (
     ClientText("request", ("generated",), ("output",), _REPR),
     ClientText("request", ("req_failed",), ("error",), _RAW),
     ClientText("preemption", ("v0_preempt_warning",), ("request_id",), _RAW),
-    ClientText("shutdown", ("httpstop",), ("request_id",), _RAW),
+    ClientText("shutdown", ("httpstop", "component"), ("request_id",), _RAW),
     ClientText("kv_sizing", ("simple_offload",), ("request_id",), _RAW),
     ClientText("http", ("access",), ("path",), "percent-encoded, without blanks"),
     ClientText("runtime", ("worker_exc", "coredied", "output_handler", "dead"), ("error",), "the text of an exception"),
     ClientText("runtime", ("dump",), ("scheduler_output",), "the repr of what the step was given, request ids in it"),
 )
 _OPEN = frozenset((row.family, variant) for row in CLIENT_TEXT for variant in row.variants)
+
+
+# Behind these words a client's text may follow, which may read as any format that begins with a field.
+_CLIENT_BEGINNINGS = tuple(
+    {f.body.split("{")[0] for f in FORMATS if (f.family, f.variant) in _OPEN and not f.floating and "{" in f.body}
+)
 
 
 def is_servers_own(family: str, variant: str) -> bool:
@@ -187,7 +193,7 @@ def _read(message: str, *, foreign: bool, raised: bool = False) -> Match | None:
             continue
         if format_.per_engine is not None and format_.per_engine is not (engine is not None):
             continue
-        if format_.floating and format_.needle not in body[:_FLOATING_CHARS]:
+        if format_.floating and (format_.needle not in body[:_FLOATING_CHARS] or body.startswith(_CLIENT_BEGINNINGS)):
             continue
         fields = format_.fields(body)
         if fields is not None:

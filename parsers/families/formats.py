@@ -4,6 +4,7 @@
 |---|---|
 | `{name:d}` | a whole number, thousands separators allowed |
 | `{name:f}` | a number |
+| `{name:dev}` | a device as vLLM names it: `GPU`, `CPU`, `GPU + host` |
 | `{name:gib}` | a number with its unit (`GiB`, `GB`, `MiB`, …), read as GiB; vLLM prints `GB` where it means GiB |
 | `{name}` | one word: anything without white space |
 | `{name:s}` | any text within the line (at most one in a template, or the last) |
@@ -53,6 +54,7 @@ _SPECS = {
     "d": "-?" + _WHOLE,
     "f": _NUMBER,
     "gib": _NUMBER + r"\s?[KMGT]i?[bB](?:ytes)?",
+    "dev": r"[A-Z0-9]{2,12}(?: \+ host)?+",
     "": r"\S+?",
     "s": r"[^\n]*?",
     "v": r"[^\n]*?",
@@ -170,6 +172,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "gib": _gib,
     "": str,
     "s": str.strip,
+    "dev": str,
     "v": lambda text: parse_literal(text),
 }
 

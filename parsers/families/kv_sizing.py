@@ -88,10 +88,10 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
      "GPU KV cache size: {kv_cache_tokens:d} tokens",
      "GPU KV cache size: 438,592 tokens"),
     ("kv_size", "V1", "0.28.0..0.33.0", _ONCE,
-     "{device:s} KV cache size: {kv_cache_tokens:d} tokens, Maximum concurrency for {max_model_len:d} tokens per request: {max_concurrency:f}x",
+     "{device:dev} KV cache size: {kv_cache_tokens:d} tokens, Maximum concurrency for {max_model_len:d} tokens per request: {max_concurrency:f}x",
      "GPU KV cache size: 438,592 tokens, Maximum concurrency for 16,384 tokens per request: 26.77x"),
     ("kv_size", "V1", "0.30.0..0.33.0", _ONCE,
-     "{device:s} KV cache size: {kv_cache_tokens:d} tokens...",
+     "{device:dev} KV cache size: {kv_cache_tokens:d} tokens...",
      "CPU KV cache size: 438,592 tokens"),
     # Models of several kinds of layers; the versions are those of public logs that show these texts.
     ("mamba_block", "V1", "0.10.1..0.33.0", _INFO,

@@ -25,15 +25,19 @@ SCHEMA: dict[str, Kind] = {
 }
 
 # The documents' older forms: "in" for "by", wrapped or cut after "by", another counter or none.
-_WARNING = compile_template("Sequence group {request_id} is preempted[[ {by|in} PreemptionMode.{mode} mode]]...")
+_WARNED = "Sequence group "
+_WARNING = compile_template("is preempted[[ {by|in} PreemptionMode.{mode} mode]]...")
 _COUNTER = compile_template("total_{num_|}cumulative_preemption{_cnt|}={total_num_cumulative_preemption:d}...")
 
 
 def _warning(text: str) -> Fields | None:
-    fields = _WARNING.read(text)
+    # A client chooses the id, and may write any text into it: what the server says stands last.
+    said = text.rfind(" is preempted") + 1
+    fields = _WARNING.read(text[said:]) if text.startswith(_WARNED) and said > len(_WARNED) else None
     if fields is None:
         return None
-    at = text.rfind("total_", 0, 4096)
+    fields["request_id"] = text[len(_WARNED) : said].split(maxsplit=1)[0]
+    at = text.rfind("total_", said)
     counter = _COUNTER.read(text[at:]) if at >= 0 else None
     fields["total_num_cumulative_preemption"] = None
     return {**fields, **(counter or {})}

@@ -67,6 +67,7 @@ _AFTER_TEXT = re.compile(rf",\s?(?:{_WORDS})")
 _CLOSES = re.compile(
     r"['\"], ?(?:(?:params: |sampling[_ ]params: )(?:Sampling|Pooling|BeamSearch)Params\(|prefix_pos: |prompt[_ ]token[_ ]ids: |output_token_ids: |finish_reason: )"
 )
+_ANY = "?"  # what stands behind a record may be a part of it
 _MOST_PARTS = 4_000  # strings in one record's parameters
 # Those who answer clients: what they print of an error is a client's.
 _CLIENT_FACING = re.compile(r"(?:.*/)?(?:serving\w*|(?:request_)?logger)\.py:")
@@ -209,6 +210,7 @@ class Assembler:
         self.first = True
         self.held = _Held()
         self._was_cut = False  # nothing that follows closes what is open
+        self._passed_over = 0  # behind lines that were handed over
 
     @property
     def since(self) -> int:
@@ -236,8 +238,11 @@ class Assembler:
         text = strip_ansi(text)
         if "\r" in text:
             pieces = [p for p in text.split("\r") if p]
+            headed = False
             for i, piece in enumerate(pieces):
-                yield from self._piece(line, piece, cr and i == len(pieces) - 1, pieces[i - 1] if i else None)
+                before = None if i == 0 else _ANY if headed else pieces[i - 1]
+                headed = headed or parse_header(piece) is not None
+                yield from self._piece(line, piece, cr and i == len(pieces) - 1, before)
         else:
             yield from self._piece(line, text, cr, None)
         self.first = False
@@ -294,9 +299,12 @@ class Assembler:
         if before is not None and (not before.strip() or _PROGRESS.search(before)):
             return False
         pending = self.pending
-        if pending is None or (pending.header is not None and _is_servers(pending.message)):
+        if pending is None:
+            self._passed_over += 1
+        elif before != _ANY and pending.header is not None and _is_servers(pending.message):
             return False
-        pending.passed_over += 1
+        else:
+            pending.passed_over += 1
         return True
 
     def _prefixed(self, line: Line, header: Header, message: str, cr: bool) -> Iterator[Record]:
@@ -314,7 +322,8 @@ class Assembler:
         self.pending = Record(
             [part], header, header.process, header.pid, header.actors, line.outer, repeated, ended_with_cr=cr
         )
-        self.pending.passed_over += find_glued(message, 0) > 0
+        self.pending.passed_over += self._passed_over + (find_glued(message, 0) > 0)
+        self._passed_over = 0
 
     def continues(self, header: Header, message: str, outer: Outer | None) -> bool:
         """Whether a line is a further line of the pending record."""
@@ -477,7 +486,7 @@ def glued_at(text: str, header: Header | None) -> int:
     before = text[start:at]
     if header is None:
         return at if _PROGRESS.search(before) or _ACCESS.match(before) else -1
-    return at if _is_servers(before) or not before.strip() else -1
+    return at if _is_servers(before) else -1
 
 
 def _from_json(line: Line) -> Record:

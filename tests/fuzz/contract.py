@@ -14,7 +14,7 @@ from logscope.server.settings import SETTINGS
 __all__ = ["violations"]
 
 TOP = "schema_version input verdict pressure worst_engine preemptions latency throughput ledger replay spikes findings advice engines"
-INPUT = "sources bytes lines events other_records foreign_lines unrecognized_warnings out_of_order truncated skipped_sources start end"
+INPUT = "sources bytes lines events other_records foreign_lines unrecognized_warnings out_of_order truncated client_text skipped_sources start end"
 ENGINE = "server run engine_index engine vllm_version start end config config_basis kv_cache verdict pressure preemptions latency throughput ledger replay spikes"
 LEDGER = "queued_for_kv queued_for_seat queued_for_budget prefill decode interference preempted_wait recompute"
 FINDING = "id severity basis start end title evidence"

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from tests.fuzz.cases import Case, Target, keep, loaded
+from tests.fuzz.client_text import CLIENT_TARGETS
 from tests.fuzz.log_targets import LOG_TARGETS
 from tests.fuzz.mutations import CHANGES, ROOT, Change, changed, seeds
 from tests.fuzz.option_targets import OPTION_TARGETS
@@ -35,7 +36,7 @@ LIMIT_S = 60
 SLOW_S = 10
 LIMIT_BYTES = 4 << 30
 OUT = ROOT / "out" / "fuzz"
-TARGETS = LOG_TARGETS | SETTING_TARGETS | OPTION_TARGETS
+TARGETS = CLIENT_TARGETS | LOG_TARGETS | SETTING_TARGETS | OPTION_TARGETS
 _NAMES = sorted(CHANGES)
 
 
