@@ -402,4 +402,6 @@ def _evidence(record: Record, found: families.Match, number: int) -> str:
     text = next((p.text for p in record.lines if p.number == number), record.lines[0].text)
     if found.family == "exception":
         text = str(found.fields["message"])
+    if found.family == "preemption" and (at := text.rfind(" is preempted")) > 0:  # before it stands a client's id
+        text = f"Sequence group {found.fields['request_id']}{text[at:]}"
     return text[:MAX_TEXT]
