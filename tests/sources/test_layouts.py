@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,12 @@ def test_an_unknown_prefix_is_taken_off(tmp_path: Path, name: str) -> None:
 def test_another_loggers_layout_is_read(tmp_path: Path, name: str) -> None:
     events, coverage = read(tmp_path, [(LAYOUTS[name] + STATS).replace("{n}", str(n)) for n in range(6)])
     times = [event.time for event in events]
-    assert [(b - a).total_seconds() for a, b in zip(times, times[1:], strict=False) if a and b] == [10.0] * 5
+    assert [(b - a).total_seconds() for a, b in pairwise(times) if a and b] == [10.0] * 5
     assert bool(coverage.skipped_sources) is (name in ("no clock", "no header"))
 
 
 def test_records_behind_prefixes_of_no_one_shape_are_counted(tmp_path: Path) -> None:
-    shapes = ["a ", "b: ", "[c] ", "d=e ", "(f) ", "<g> "]
+    shapes = ["a b ", "c=d e ", "#7 f ", "<g> h ", "(i) j ", "~ k/l "]
     events, coverage = read(tmp_path, [shape + HEADED.replace("{n}", "1") for shape in shapes])
     assert (len(events), coverage.partly) == (0, True)
     assert "6 lines hold a record behind a prefix" in coverage.skipped_sources[0]["problem"]
