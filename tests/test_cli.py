@@ -53,7 +53,7 @@ def test_analyze_json_is_one_document_with_every_key(tmp_path: Path) -> None:
         assert key in document
     assert document["verdict"] == "healthy"
     assert document["replay"] is None
-    assert document["latency"]["e2e_s"] == {"p50": None, "p90": None, "p99": None}
+    assert all(document["latency"]["e2e_s"][point] is None for point in ("p50", "p90", "p99"))
     engine = document["engines"][0]
     assert engine["kv_cache"] == {"tokens": 8000, "num_blocks": 500, "block_size": 16, "bytes": None}
     assert set(engine["config"]) >= {"max_num_seqs", "watermark", "policy", "kv_cache_dtype"}

@@ -46,6 +46,6 @@ def test_the_share_is_said_beside_a_typical_requests(tmp_path: Path) -> None:
     (engine,) = analysed(tmp_path, [*v1_start(), stats_v1(10, 4, 4, 97.0)]).engines
     (told,) = replay_findings(engine.context, answer((4, 0, 0, 6), (1, 0, 0, 4)), (), None, [])
     assert told.title == (
-        "Slow requests wait for KV blocks before they are admitted: 40% of their 10.0 s (of a typical request's 5.0 s: 20%)"
+        "Slow requests spent 40 % of their 10.0 s waiting for KV blocks before admission (typical requests: 20 % of 5.0 s)"
     )
     assert [e.line for e in told.evidence] == [len(v1_start()) + 1]
