@@ -165,7 +165,7 @@ class SketchReplay(SketchScheduler):
             return False
         if self.waiting and self.head_fits():
             return False
-        steps = min(self.next_finish() - self.decode_step, self.steps_of_free_blocks())
+        steps = self.next_finish() - self.decode_step
         if self.stall is not None:
             steps = min(steps, (self.stall[0] - self.generated) // count)
         if steps <= 0:
@@ -185,6 +185,9 @@ class SketchReplay(SketchScheduler):
         if self.aborts:
             before = _fitting(first, growth, self.aborts[0][0] - self.now, steps)
             steps = min(steps, before + 1)
+        steps = self.steps_of_free_blocks(steps)
+        if steps <= 0:
+            return False
         seconds = first * steps + growth * steps * (steps - 1) / 2
         self.now += seconds
         self.busy += seconds

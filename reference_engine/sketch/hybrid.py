@@ -149,9 +149,9 @@ class HybridSketch(SketchReplay):
         """A stride ends before anybody's blocks change."""
         return 0
 
-    def steps_of_free_blocks(self) -> int:
-        """Decode steps before anybody's blocks change."""
-        return max(0, self._due() - self.decode_step)
+    def steps_of_free_blocks(self, enough: int) -> int:
+        """Decode steps before anybody's blocks change, at most `enough`."""
+        return min(enough, max(0, self._due() - self.decode_step))
 
     # ---- one step ----
 

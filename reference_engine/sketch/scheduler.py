@@ -75,9 +75,12 @@ class SketchScheduler:
                 return decode_step
             heapq.heappop(finishes)
 
-    def steps_of_free_blocks(self) -> int:
-        """How many decode steps the free blocks last; V0 wants one free at every append."""
-        return self.counts.steps_of(self.decode_step, self.num_free_blocks - self.rules.v0)
+    def steps_of_free_blocks(self, enough: int) -> int:
+        """How many decode steps the free blocks last, at most `enough`; V0 wants one free at every append."""
+        num_free_blocks = self.num_free_blocks - self.rules.v0
+        if num_free_blocks >= self.counts.count * (enough // self.rules.block_size + 1):
+            return enough  # whoever needs one when
+        return min(enough, self.counts.steps_of(self.decode_step, num_free_blocks))
 
     def blocks_of(self, steps: int) -> int:
         """Blocks that the decoding batch takes in so many steps."""

@@ -40,7 +40,8 @@ _THIN = {
     "bare": (1.5, 3.0),
 }  # over the busy intervals: spread (log), seconds
 _TOP = 0.996  # rank of the longest that is drawn, which bounds a p99
-_FACTOR = 4.0  # bounds further apart tell nothing
+_FACTOR = 4.0  # bounds further apart tell nothing where few intervals are busy; twice that where many are, as then it is the requests that differ
+_MANY = 10  # busy intervals
 _SHORT = 1.5  # seconds under which a factor means little
 _PRESSED = 0.7  # KV usage in a line from which the cache may have been full before the next
 _FEW = 4  # busy intervals; fewer hardly tell a count
@@ -123,7 +124,8 @@ def latencies(
             open_share += sum((r.end or 0.0) > last.end for r in done) / len(done) / len(particles)
     busy = max(1, _busy(seen))
     known, thin = _KNOWN[seen.level], _THIN[seen.level]
-    spreads = math.hypot(known[0], thin[0] / busy), known[1], thin[1] / busy
+    factor = _FACTOR if busy <= _MANY else 2.0 * _FACTOR
+    spreads = math.hypot(known[0], thin[0] / busy), known[1], thin[1] / busy, factor
     ttft = _bounded(firsts, pooled, spreads, step, open_share if last.waiting else 0.0, span)
     e2e = _bounded(ends, pooled, spreads, step, 0.0 if closed < math.inf else open_share, span)
     held = [f"{name} {p}" for name, of in (("TTFT", ttft), ("E2E", e2e)) for p in _RANGE if firsts and of[p] is None]
@@ -131,7 +133,7 @@ def latencies(
         "ttft_s": ttft,
         "e2e_s": e2e,
         "itl_s": gaps,
-        "withheld": _withheld(seen, held) if held else None,
+        "withheld": _withheld(seen, held, factor) if held else None,
         "censored": last.running + last.waiting,
     }
 
@@ -141,11 +143,11 @@ def _busy(seen: Observations) -> int:
     return sum(w.running + w.waiting > 0 or (w.generated_tokens or 0.0) > 0 for w in seen.windows)
 
 
-def _withheld(seen: Observations, names: Sequence[str]) -> str:
+def _withheld(seen: Observations, names: Sequence[str], factor: float) -> str:
     busy = _busy(seen)
     intervals = "interval" if busy == 1 else "intervals"
     return (
-        f"{', '.join(names)}: the bounds are more than a factor of {_FACTOR:.0f} apart"
+        f"{', '.join(names)}: the bounds are more than a factor of {factor:.0f} apart"
         f" ({busy} busy {intervals} of statistics tell too little)"
     )
 
@@ -153,7 +155,7 @@ def _withheld(seen: Observations, names: Sequence[str]) -> str:
 def _bounded(
     samples: Sequence[Sequence[float]],
     pooled: bool,
-    known: tuple[float, float, float],
+    known: tuple[float, float, float, float],
     step: float,
     open_share: float,
     span: float,
@@ -163,7 +165,8 @@ def _bounded(
     Args:
         samples: seconds of each particle's requests.
         pooled: see `percentiles_of_many`.
-        known: least spread (log) of a figure with this evidence, how many requests of a queue count as one, seconds that nobody sees.
+        known: least spread (log) of a figure with this evidence, how many requests of a queue count as one,
+            seconds that nobody sees, and how far apart bounds may be.
         step: seconds of a step, under which nothing is told apart.
         open_share: requests whose value is not in the log; none is longer than `span` seconds.
     """
@@ -186,7 +189,7 @@ def _bounded(
             if open_share > 2.0 * (1.0 - rank):
                 upper = span
             high[name] = max(upper, centre)
-            if upper + _SHORT > _FACTOR * (low[name] + _SHORT):  # type: ignore[operator]
+            if upper + _SHORT > known[3] * (low[name] + _SHORT):  # type: ignore[operator]
                 value[name] = low[name] = high[name] = None
     return {**value, "low": low, "high": high}
 
