@@ -76,6 +76,16 @@ class SketchRules:
             step_tokens=1.0 + config.acceptance * drafts.num_spec_tokens,
         )
 
+    def mean_tokens(self, blocks: float) -> float:
+        """Tokens of a request that holds so many blocks: on average half of a group's last one is free.
+
+        A state takes its block whatever the length; a window is taken as not yet full.
+        """
+        states = [g for g in self.config.kv_groups or () if g.is_state and g.mode != "all"]
+        growing = max(1, len(self.config.kv_groups or (None,)) - len(states))
+        blocks -= sum(1 + group.spec_blocks for group in states)
+        return max(blocks, 0.0) / growing * self.block_size - self.block_size / 2
+
     def usage(self, num_free_blocks: int) -> float:
         """The usage figure that this version prints, 0..1."""
         return kv_usage(self.config, num_free_blocks)

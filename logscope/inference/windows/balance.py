@@ -57,11 +57,10 @@ def balance_of(seen: Observations, rules: SketchRules) -> Balance | None:
         return None
     prompts = sum(w.prompt_tokens or 0.0 for w in windows)
     ratio = prompts / generated
-    capacity = rules.blocks * rules.block_size
     told = [w for w in windows if w.kv_usage is not None and w.running and w.kv_usage >= _TELLING]
     running = sum(w.running for w in told)
     if running:
-        held = sum((w.kv_usage or 0.0) * capacity for w in told) / running - rules.block_size / 2
+        held = rules.mean_tokens(sum((w.kv_usage or 0.0) * rules.blocks for w in told) / running)
         hits = [w.hit_rate for w in told if w.hit_rate]
         whole = ratio if rules.credits_hits or not hits else ratio / max(1.0 - hits[-1], 0.1)
         output = max(held / (whole + (1.0 + USUAL_VARIATION) / 2), 1.0)
