@@ -32,7 +32,7 @@ from logscope.output.report.view import page
 from logscope.output.report.view_advice import label_of
 from logscope.output.report.view_facts import rows_of_engine
 from logscope.sanitize import clean, script_json
-from logscope.wording import VERDICTS, duration, number, percent, period
+from logscope.wording import VERDICTS, duration, estimate, number, percent, period
 
 __all__ = [
     "PLOTLY_VERSION",
@@ -307,6 +307,7 @@ def _shown(server: FleetRow, out: Path) -> dict[str, Any]:
     row, document = server.row, server.document
     engine = worst_engine(document)
     advice = document.get("advice") or []
+    count = document["preemptions"]
     verdict = VERDICTS.get(str(row["verdict"]))
     return {
         "name": clean(", ".join(row["names"]), 120) or f"server {row['server']}",
@@ -319,7 +320,7 @@ def _shown(server: FleetRow, out: Path) -> dict[str, Any]:
         "facts": [
             (word, value)
             for word, value, known in (
-                ("Preemptions", number(row["preemptions"]), row["preemptions"]),
+                ("Preemptions", estimate(count["low"], count["value"], count["high"]), count["low"]),
                 ("E2E p99", duration(row["p99_e2e_s"]), row["p99_e2e_s"]),
                 ("TTFT p99", duration(row["p99_ttft_s"]), row["p99_ttft_s"]),
             )

@@ -314,7 +314,7 @@ def _made(
 ) -> list[tuple[str, str]]:
     """Where the report comes from: what was read, with which command, when."""
     options = analysis.get("options") or {}
-    names = [visible(str(s), 200) for s in given.get("sources") or []]
+    names = [visible(str(s), 200) for s in ([made["name"]] if made.get("name") else given.get("sources") or [])]
     more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
     rows = [("Source", ", ".join("standard input" if n == "-" else n for n in names[:8]) + more)]
     rows += [(word, visible(text, 200)) for word, text in places(frames)]

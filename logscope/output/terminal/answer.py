@@ -75,7 +75,10 @@ def make_console(color: str) -> Console:
     """A console on standard output; without colour where that is no terminal, or NO_COLOR is set, unless told otherwise."""
     if color == "always":
         return _Console(force_terminal=True, highlight=False, soft_wrap=True)
-    return _Console(no_color=True if color == "never" else None, highlight=False, soft_wrap=True)
+    console = _Console(no_color=True if color == "never" else None, highlight=False, soft_wrap=True)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = WIDEST  # of tables; all other lines stay whole
+    return console
 
 
 def say(console: Console, text: Text | str, *, label: str = "  ", hang: int = 4, style: str = "") -> None:
