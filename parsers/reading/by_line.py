@@ -18,6 +18,7 @@ from parsers.records.servers import Sessions, engine_index
 
 __all__ = [
     "KEEP_EVENTS",
+    "MAX_ROWS",
     "MAX_TEXT",
     "WARNING_LEVELS",
     "Keep",
@@ -37,7 +38,7 @@ WARNING_LEVELS = ("WARNING", *_ERROR_LEVELS)
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
 )
-_MAX_ROWS = 4
+MAX_ROWS = 4
 # A traceback echoes the source: `raise ValueError("No available memory for the cache blocks. "`.
 _RAISE = re.compile(r"(?m)^ {2,40}raise ([A-Za-z_]\w{0,60})\(")
 _LITERAL = re.compile(r"[fr]{0,2}(?:\"([^\"\\\n]*)\"|'([^'\\\n]*)')")
@@ -215,7 +216,7 @@ class SourceReader:
         """Lines without prefix; an exception's last line may have been wrapped."""
         at = 0
         while at < len(parts):
-            found, used = _wrapped_exception(parts[at : at + 1 + _MAX_ROWS])
+            found, used = _wrapped_exception(parts[at : at + 1 + MAX_ROWS])
             yield from self.foreign(record, parts[at], found)
             at += 1 + used
 

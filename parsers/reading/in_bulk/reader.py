@@ -136,7 +136,7 @@ class _SourceInBulk:
         if is_open(pending) or any(a.waits for a in self.assemblers.values()):
             return False
         if not header:  # an access line after an access line
-            return outer is None and len(self.assemblers) == 1
+            return outer is None and len(self.assemblers) == 1 and pending.header is not None
         text = strip_ansi(text)
         prefix = parse_header(text)
         return prefix is not None and not self._goes_on(prefix, text[prefix.start :], outer)

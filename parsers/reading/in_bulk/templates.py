@@ -20,6 +20,7 @@ import polars as pl
 from parsers import families
 from parsers.families import ANCHORS
 from parsers.lines import Line
+from parsers.reading.by_line import MAX_ROWS
 from parsers.reading.columns import Value
 from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
 from parsers.records.dates import Stamps, packed_stamps
@@ -331,6 +332,7 @@ _TELLING_WORDS = [
 # Control characters, colour codes (also damaged ones), Ray's mark of folded repetitions.
 _ODD = r"[\x00-\x08\x0a-\x1f]|\^\[\[|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m|x across cluster\]"
 # The first line of several (`parsers.records.record.may_continue`).
+_DENSE_ANCHORS = pl.Series([[anchor.replace(" ", "") for anchor in ANCHORS]])
 _NONE = pl.DataFrame()
 _RECORD_COLUMNS = {
     "row": pl.Int64(),
@@ -341,7 +343,7 @@ _RECORD_COLUMNS = {
     "line": pl.String(),
     "start": pl.Int64(),
 }
-_OPENS = rf"^\s*$|:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})|^  +(?:File \"|raise )"
+_OPENS = rf"^\s*$|^ +raise |:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})|^  +(?:File \"|raise )"
 
 
 @dataclass(slots=True)
@@ -419,7 +421,8 @@ def _other_records(found: Structure, lines: pl.DataFrame) -> None:
         header = record.header if record is not None else None
         if record is None or header is None:
             found.bad[row] = True
-            found.tagged[row] = any(part.header is not None or part.process or part.pid for part in done)
+            parts = [*done, record] if record is not None else done
+            found.tagged[row] = any(part.header is not None or part.process or part.pid for part in parts)
             continue
         found.header[row] = True
         found.stamps[row] = packed_stamps(*map(np.int64, header.stamp))
@@ -491,12 +494,26 @@ def mark_tails(found: Structure, block: Block, complete: Mask) -> int:
         rows = rows[wrong[record[rows]] | ~_tell_nothing(block, record[rows], rows)]
         found.bad[rows] = True
         found.bad[record[rows]] = True
+    _mark_wrapped(found, block)
     tail = found.header[-MAX_TAIL - 1 :]
     if not tail.any():
         return count
     last = count - 1 - int(tail[::-1].argmax())
     found.bad[last:] = True  # what follows stands in the next block
     return last
+
+
+def _mark_wrapped(found: Structure, block: Block) -> None:
+    """Mark as bad what may be an exception's last line that was wrapped, with the record before it."""
+    rows = np.flatnonzero(found.telling & ~found.bad)
+    if not len(rows):
+        return
+    count = len(found.header)
+    texts = ["".join(block.texts(range(row, min(row + MAX_ROWS + 1, count)))).replace(" ", "") for row in rows.tolist()]
+    for row in rows[pl.Series(texts).str.contains_any(_DENSE_ANCHORS).to_numpy()].tolist():
+        before = np.flatnonzero(found.header[max(row - MAX_TAIL, 0) : row])
+        first = max(row - MAX_TAIL, 0) + int(before[-1]) if len(before) else row
+        found.bad[first : row + MAX_ROWS + 1] = True
 
 
 def _tell_nothing(block: Block, records: Rows, rows: Rows) -> Mask:
@@ -507,5 +524,5 @@ def _tell_nothing(block: Block, records: Rows, rows: Rows) -> Mask:
     joined = lines.agg(pl.col("text").str.join(""))
     heads = pl.Series(block.texts(joined["record"].to_numpy()))
     texts = (heads + joined["text"]).str.replace_all(" ", "", literal=True)
-    tells = texts.str.contains_any(pl.Series([[anchor.replace(" ", "") for anchor in ANCHORS]]))
+    tells = texts.str.contains_any(_DENSE_ANCHORS)
     return ~np.isin(records, joined["record"].to_numpy()[tells.to_numpy()])
