@@ -13,14 +13,14 @@ from parsers.reading.columns import Coded, Lean, Value
 from parsers.reading.events import Event
 from parsers.reading.frames import FrameBuilder, columns_of
 from parsers.reading.in_bulk.block import Block, Mask
-from parsers.reading.in_bulk.envelope_facts import Outers
-from parsers.reading.in_bulk.messages import Said
+from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts
+from parsers.reading.in_bulk.messages import BlockMessages
 from parsers.reading.in_bulk.parts import Column, Part, joined, series
 from parsers.reading.in_bulk.templates import Structure
 from parsers.records.prefix import parse_header
 from parsers.records.record import MAX_TAIL, Record, RecordText
 
-__all__ = ["Evidence", "Stretch"]
+__all__ = ["BlockRows", "Evidence"]
 
 _NEVER = np.iinfo(np.int64).min  # NaT, which Polars takes for null
 
@@ -28,8 +28,8 @@ Evidence = Callable[[str, int, str], None]
 """Takes source, line and text of a statistics line."""
 
 
-class Stretch:
-    """One block's lines, the first of which is line `first`; `outers` are the facts of the envelopes that were taken off them."""
+class BlockRows:
+    """One block's lines, the first of which is line `first`; `facts` are the facts of the envelopes that were taken off them."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class Stretch:
         first: int,
         block: Block,
         found: Structure,
-        said: Said,
-        outers: Outers | None,
+        messages: BlockMessages,
+        facts: EnvelopeFacts | None,
         take: Callable[[Event], None],
     ) -> None:
         count = len(block)
         self.reader, self.builder = reader, builder
-        self.first, self.block, self.found, self.said, self.outers = (first, block, found, said, outers)
+        self.first, self.block, self.found, self.messages, self.facts = (first, block, found, messages, facts)
         self.taken = np.zeros(count, np.bool_)
         self.time = np.full(count, _NEVER)
         self.at = np.full(count, _NEVER)
@@ -52,16 +52,16 @@ class Stretch:
         self.server = np.zeros(count, np.int32)
         self.run = np.zeros(count, np.int32)
         self.warning = np.zeros(count, np.bool_)
-        self.warning[list(said.warnings)] = True
-        self.take, self.owner = take, _facts_from(found, said)
-        self.outer_us = None if outers is None else outers.time_us[self.owner]
+        self.warning[list(messages.warnings)] = True
+        self.take, self.owner = take, _facts_from(found, messages)
+        self.outer_us = None if facts is None else facts.time_us[self.owner]
 
     def read(self, start: int, end: int) -> bool:
         """Take the lines from `start` to before `end`; False, with nothing done, where a stamp is no date."""
         reader, builder = self.reader, self.builder
         part = slice(start, end)
-        header, event = self.found.header[part], self.said.event[part]
-        outer_us = None if self.outers is None else self.outers.time_us[part]
+        header, event = self.found.header[part], self.messages.event[part]
+        outer_us = None if self.facts is None else self.facts.time_us[part]
         times = reader.clock.resolve_all(
             self.found.stamps[part][header], None if outer_us is None else outer_us[header]
         )
@@ -74,8 +74,8 @@ class Stretch:
             for row in telling.tolist():
                 self._foreign(start + row)
             return True
-        family = "stats" if self.said.serving[part].any() else "http"
-        record = Record([], outer=None if self.outers is None else self.outers.outer)
+        family = "stats" if self.messages.serving[part].any() else "http"
+        record = Record([], outer=None if self.facts is None else self.facts.outer)
         place = reader.sessions.place(reader.group, record, family, "", {})
         self.server[part], self.run[part] = place.server, place.run
         self.time[part][header] = times
@@ -107,14 +107,14 @@ class Stretch:
         coverage.other_records += int((header & ~event).sum())
         coverage.foreign_lines += int((~header & ~event).sum())
         for row in np.flatnonzero(self.warning[part]) + part.start:
-            reader.note_warning(self.first + int(row), self.said.warnings[int(row)])
+            reader.note_warning(self.first + int(row), self.messages.warnings[int(row)])
 
     def _foreign(self, row: int) -> None:
         """Read a line without prefix as the reference does: with the record that it stands behind."""
         owner = int(self.owner[row])
         begin, text = self.block.texts(np.array([owner, row]))
         header = parse_header(begin) if owner < row else None
-        outer = None if self.outers is None else self.outers.at(owner)
+        outer = None if self.facts is None else self.facts.at(owner)
         part = RecordText(self.first + row, text)
         if header is None:
             record = Record([part], outer=outer)
@@ -127,7 +127,7 @@ class Stretch:
 
     def hand_over(self, evidence: Evidence | None) -> None:
         """Give the frames to the builder, and the texts of statistics lines to who asked for them."""
-        for family, parts in self.said.parts.items():
+        for family, parts in self.messages.parts.items():
             schema = columns_of(family)
             part = joined(parts, schema)
             part = part.kept(self.taken[part.rows])
@@ -135,9 +135,9 @@ class Stretch:
                 self.builder.add_frame(family, self._frame(part, schema))
         if evidence is None:
             return
-        rows = [row for row in sorted(self.said.texts) if self.taken[row]]
+        rows = [row for row in sorted(self.messages.texts) if self.taken[row]]
         for row, text in zip(rows, self.block.texts(np.array(rows, np.int64)), strict=True):
-            message = text[self.said.texts[row] :]
+            message = text[self.messages.texts[row] :]
             evidence(self.reader.name, self.first + row, message[:MAX_TEXT])
 
     def _frame(self, part: Part, schema: dict[str, pl.DataType]) -> Lean:
@@ -167,27 +167,27 @@ class Stretch:
 
     def _facts(self, rows: NDArray[np.int64]) -> dict[str, Column]:
         """What the envelopes say."""
-        if self.outers is None or self.outer_us is None:
+        if self.facts is None or self.outer_us is None:
             return {}
-        outer, codes = self.outers.outer, self.outers.codes[self.owner]
+        outer, codes = self.facts.outer, self.facts.codes[self.owner]
         return {
             "outer_time": _times(self.outer_us[rows]),
             "host": outer.host,
             "unit": outer.unit,
             "pod": outer.pod,
             "container": outer.container,
-            "stream": Coded(self.outers.streams, codes[rows]),
+            "stream": Coded(self.facts.streams, codes[rows]),
         }
 
 
-def _facts_from(found: Structure, said: Said) -> NDArray[np.int64]:
+def _facts_from(found: Structure, messages: BlockMessages) -> NDArray[np.int64]:
     """The line from whose envelope each line's facts come.
 
     A line without a prefix of its own that stands among the first after a record is taken for a part of it
     (`parsers.records.record.Record.tail`), and has its facts.
     """
     places = np.arange(len(found.header))
-    tagged = found.header | said.tagged
+    tagged = found.header | messages.tagged
     before = np.maximum.accumulate(np.where(tagged, places, -1))
     part = ~tagged & (before >= 0) & (places - before <= MAX_TAIL)
     part &= found.header[np.maximum(before, 0)]

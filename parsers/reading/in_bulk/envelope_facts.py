@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from parsers.lines import EnvelopesOff, Outer, TextBlock
 
-__all__ = ["KnownEnvelopes", "Outers", "joined_outers"]
+__all__ = ["EnvelopeFacts", "KnownEnvelopes", "joined_facts"]
 
 # The last two digits of the seconds, and their fraction; also of seconds, milli-, micro- or nanoseconds since the epoch.
 _CLOCK = re.compile(
@@ -28,7 +28,7 @@ _SECOND_US = 1_000_000
 _ZERO = ord("0")
 
 
-class Outers(NamedTuple):
+class EnvelopeFacts(NamedTuple):
     """The facts of a block's lines: `outer` but for the time (`time_us`, a line each) and the stream (`streams` by `codes`)."""
 
     outer: Outer
@@ -41,12 +41,12 @@ class Outers(NamedTuple):
         stream = self.streams[self.codes[row]]
         return self.outer._replace(time_us=int(self.time_us[row]), stream=stream)
 
-    def part(self, start: int) -> Outers:
+    def part(self, start: int) -> EnvelopeFacts:
         """Those of the lines from `start` on."""
         return self._replace(time_us=self.time_us[start:], codes=self.codes[start:])
 
 
-def joined_outers(parts: Sequence[Outers]) -> Outers:
+def joined_facts(parts: Sequence[EnvelopeFacts]) -> EnvelopeFacts:
     """The facts of successive blocks whose `outer` is the same."""
     places: dict[str | None, int] = {}
     codes = []
@@ -54,7 +54,7 @@ def joined_outers(parts: Sequence[Outers]) -> Outers:
         mine = [places.setdefault(stream, len(places)) for stream in part.streams]
         codes.append(np.array(mine, np.uint32)[part.codes])
     times = np.concatenate([part.time_us for part in parts])
-    return Outers(parts[0].outer, times, list(places), np.concatenate(codes))
+    return EnvelopeFacts(parts[0].outer, times, list(places), np.concatenate(codes))
 
 
 class _Place(NamedTuple):
@@ -78,7 +78,7 @@ class KnownEnvelopes:
 
     _known: dict[tuple[object, ...], _Beginning | None] = field(default_factory=dict)
 
-    def outers_of(self, block: TextBlock) -> Outers | None:
+    def facts_of(self, block: TextBlock) -> EnvelopeFacts | None:
         """The facts of a block's lines; None where they are to be read line by line."""
         envelopes = block.envelopes
         assert envelopes is not None
@@ -99,7 +99,7 @@ class KnownEnvelopes:
             time_us[rows], codes[rows] = found
         streams = [outer.stream for outer in facts]
         outers = {outer._replace(stream=None) for outer in facts}
-        return Outers(outers.pop(), time_us, streams, codes) if len(outers) == 1 else None
+        return EnvelopeFacts(outers.pop(), time_us, streams, codes) if len(outers) == 1 else None
 
     def _read(
         self, envelopes: EnvelopesOff, begins: NDArray[np.uint8], rows: NDArray[np.int64], facts: dict[Outer, int]

@@ -21,11 +21,11 @@ from parsers.reading.in_bulk.gauges import KnownGauges, gauges
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.prompts import prompted
 from parsers.reading.in_bulk.requests import KnownParameters, life_lines, received
-from parsers.reading.in_bulk.templates import AccessLines, Known, Speech, Structure, is_odd
+from parsers.reading.in_bulk.templates import AccessLines, AlikeRecords, Known, Structure, is_odd
 from parsers.records.record import Record, RecordText, is_open
 from parsers.records.servers import OF_A_START, engine_index
 
-__all__ = ["Memory", "Said", "messages_of"]
+__all__ = ["BlockMessages", "Memory", "messages_of"]
 
 _FAMILIES = ("request", "stats", "iteration")  # what they say changes no server's state
 
@@ -40,7 +40,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Said:
+class BlockMessages:
     """What a block's records say: `parts` by family; masks have one place a line of the block.
 
     `event` marks the lines that are in a part, `request` those of the family `request`, `serving` those that only a server at
@@ -68,31 +68,31 @@ class Said:
             self.serving[part.rows] = True
 
 
-def messages_of(block: Block, found: Structure, memory: Memory) -> Said:
+def messages_of(block: Block, found: Structure, memory: Memory) -> BlockMessages:
     """Read the messages of a block's records; those that need more than their line are marked as bad in `found`."""
     none = np.zeros(len(block), np.bool_)
-    said = Said({}, none, none.copy(), none.copy(), none.copy())
+    messages = BlockMessages({}, none, none.copy(), none.copy(), none.copy())
     rest = [found.records]
-    for speech in found.alike.speeches:
-        left = _speech(block, said, speech, memory)
+    for group in found.alike.records:
+        left = _alike_records(block, messages, group, memory)
         if len(left):
-            rest.append(_records(block, speech, left))
+            rest.append(_records(block, group, left))
     rest = [records for records in rest if len(records)]
     if rest:
-        _others(found, said, pl.concat(rest).sort("row"))
-    said.tagged[found.tagged] = True
+        _others(found, messages, pl.concat(rest).sort("row"))
+    messages.tagged[found.tagged] = True
     for lines in found.alike.access:
-        said.add("http", _accesses(lines))
-        said.tagged[lines.rows] = lines.head.process is not None or lines.head.pid is not None
+        messages.add("http", _accesses(lines))
+        messages.tagged[lines.rows] = lines.head.process is not None or lines.head.pid is not None
     if len(found.access):
-        said.add("http", _foreign_accesses(found.access))
-        said.tagged[rows_of(found.access.filter(pl.col("pid").is_not_null()))] = True
-    return said
+        messages.add("http", _foreign_accesses(found.access))
+        messages.tagged[rows_of(found.access.filter(pl.col("pid").is_not_null()))] = True
+    return messages
 
 
-def _speech(block: Block, said: Said, speech: Speech, memory: Memory) -> Rows:
+def _alike_records(block: Block, messages: BlockMessages, group: AlikeRecords, memory: Memory) -> Rows:
     """Take the messages that begin alike; gives the rows that are to be read one by one."""
-    beginning, rows = speech
+    beginning, rows = group
     verb, message = beginning.verb, beginning.message
     family = beginning.family
     if beginning.variant == "received":
@@ -116,15 +116,15 @@ def _speech(block: Block, said: Said, speech: Speech, memory: Memory) -> Rows:
             "origin": beginning.origin,
             "engine_index": engine_index(record, family, fields),
         }
-        said.add(family, Part(part.rows, {**columns, **part.columns}))
+        messages.add(family, Part(part.rows, {**columns, **part.columns}))
     if family == "stats":
-        said.texts.update((row, message) for row in rows[good].tolist())
+        messages.texts.update((row, message) for row in rows[good].tolist())
     return rows[~good]
 
 
-def _records(block: Block, speech: Speech, rows: Rows) -> pl.DataFrame:
+def _records(block: Block, group: AlikeRecords, rows: Rows) -> pl.DataFrame:
     """Records of one beginning in the columns of `Structure.records`."""
-    beginning = speech.beginning
+    beginning = group.beginning
     return pl.DataFrame({"row": rows, "line": block.texts(rows)}).select(
         "row",
         pl.lit(beginning.process, pl.String()).alias("process"),
@@ -136,7 +136,7 @@ def _records(block: Block, speech: Speech, rows: Rows) -> pl.DataFrame:
     )
 
 
-def _others(found: Structure, said: Said, records: pl.DataFrame) -> None:
+def _others(found: Structure, messages: BlockMessages, records: pl.DataFrame) -> None:
     """Records that are no common ones: few, and most of them say nothing known."""
     message = pl.col("message")
     looked = records.with_columns(pl.col("line").str.slice(pl.col("start")).alias("message")).with_columns(
@@ -144,7 +144,7 @@ def _others(found: Structure, said: Said, records: pl.DataFrame) -> None:
     )
     found.bad[rows_of(looked.filter("odd"))] = True
     warnings = looked.filter(~pl.col("odd") & pl.col("level").is_in(WARNING_LEVELS))
-    said.warnings.update(warnings.select("row", "message").iter_rows())
+    messages.warnings.update(warnings.select("row", "message").iter_rows())
     telling = looked.filter(pl.col("anchored") & ~pl.col("odd"))
     columns = ("row", "process", "pid", "level", "origin", "start", "message")
     places: dict[str, list[int]] = {}
@@ -156,7 +156,7 @@ def _others(found: Structure, said: Said, records: pl.DataFrame) -> None:
         match = families.match(text, prefixed=True)
         if match is None:
             continue
-        said.warnings.pop(row, None)
+        messages.warnings.pop(row, None)
         if match.family not in _FAMILIES or match.variant in OF_A_START:
             found.bad[row] = True
             continue
@@ -164,9 +164,9 @@ def _others(found: Structure, said: Said, records: pl.DataFrame) -> None:
         places.setdefault(match.family, []).append(index)
         matches.setdefault(match.family, []).append(match)
         if match.family == "stats":
-            said.texts[row] = start
+            messages.texts[row] = start
     for family, which in places.items():
-        said.add(family, _one_by_one(family, telling[which], matches[family]))
+        messages.add(family, _one_by_one(family, telling[which], matches[family]))
 
 
 def _one_by_one(family: str, records: pl.DataFrame, matches: Sequence[families.Match]) -> Part:

@@ -17,8 +17,8 @@ from parsers.reading.by_line import KEEP_EVENTS, Keep, LogSource, SourceReader, 
 from parsers.reading.events import Coverage, Event
 from parsers.reading.frames import FrameBuilder
 from parsers.reading.in_bulk.block import Block, Mask, is_available
-from parsers.reading.in_bulk.block_rows import Evidence, Stretch
-from parsers.reading.in_bulk.envelope_facts import KnownEnvelopes, Outers, joined_outers
+from parsers.reading.in_bulk.block_rows import BlockRows, Evidence
+from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts, KnownEnvelopes, joined_facts
 from parsers.reading.in_bulk.messages import Memory, messages_of
 from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, mark_told_again, structure_of
 from parsers.records.prefix import Header, parse_header, strip_ansi
@@ -62,13 +62,13 @@ class _Held(NamedTuple):
     """A block that can be read in bulk, and the facts of the envelopes that were taken off its lines."""
 
     block: TextBlock
-    outers: Outers | None
+    facts: EnvelopeFacts | None
 
     def continues(self, other: _Held) -> bool:
         """Whether both can be read as one."""
-        if self.outers is None or other.outers is None:
-            return self.outers is other.outers
-        return self.outers.outer == other.outers.outer
+        if self.facts is None or other.facts is None:
+            return self.facts is other.facts
+        return self.facts.outer == other.facts.outer
 
 
 class _SourceInBulk:
@@ -112,8 +112,8 @@ class _SourceInBulk:
             return None
         if piece.envelopes is None:
             return _Held(piece, None)
-        outers = self.envelopes.outers_of(piece)
-        return None if outers is None else _Held(piece, outers)
+        facts = self.envelopes.facts_of(piece)
+        return None if facts is None else _Held(piece, facts)
 
     # -- line by line --------------------------------------------------------------------------------
 
@@ -153,31 +153,31 @@ class _SourceInBulk:
         if not held:
             return []
         number, block = held[0].block.number, Block([one.block for one in held])
-        parts = [one.outers for one in held if one.outers is not None]
-        outers = joined_outers(parts) if parts else None
-        self.here = self.assemblers.setdefault(place_of(outers.outer) if outers else None, Assembler())
+        parts = [one.facts for one in held if one.facts is not None]
+        facts = joined_facts(parts) if parts else None
+        self.here = self.assemblers.setdefault(place_of(facts.outer) if facts else None, Assembler())
         found = structure_of(block, alike_in(block, self.memory.lines), self.memory.lines)
-        said = messages_of(block, found, self.memory)
+        messages = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
-        complete = said.request if outers is None else np.zeros_like(said.request)
+        complete = messages.request if facts is None else np.zeros_like(messages.request)
         mark_told_again(found)
         last = mark_tails(found, block, complete)
-        stretch = Stretch(self.reader, self.builder, number, block, found, said, outers, self.take)
+        stretch = BlockRows(self.reader, self.builder, number, block, found, messages, facts, self.take)
         count = last if more and last else len(block)
         self._lines(stretch, count)
         stretch.hand_over(self.evidence)
         if count == len(block):
             return []
         rest = TextBlock(number + count, block.rest(count))
-        return [_Held(rest, outers.part(count) if outers else None)]
+        return [_Held(rest, facts.part(count) if facts else None)]
 
     def _blocks(self, held: Sequence[TextBlock], *, more: bool) -> list[TextBlock]:
         """`_read` for blocks whose lines wore no envelopes."""
         return [one.block for one in self._read([_Held(b, None) for b in held], more=more)]
 
-    def _lines(self, stretch: Stretch, count: int) -> None:
+    def _lines(self, stretch: BlockRows, count: int) -> None:
         """Read the first `count` lines of a block, as many as possible in bulk."""
-        block, number, found, outers = stretch.block, stretch.first, stretch.found, stretch.outers
+        block, number, found, facts = stretch.block, stretch.first, stretch.found, stretch.facts
         begins = ~found.bad & found.header
         begins[1:] |= ~found.bad[1:] & found.reached[1:] & found.reached[:-1]
         ready = np.flatnonzero(begins & _long_enough(found.bad))
@@ -187,7 +187,7 @@ class _SourceInBulk:
         while at < count:
             if not start <= at < start + len(chunk):
                 chunk, start = block.written(at, min(at + _CHUNK, count)), at
-            line = Line(number + at, chunk[at - start], outers.at(at) if outers else None)
+            line = Line(number + at, chunk[at - start], facts.at(at) if facts else None)
             if self._may_begin(at, line, found, ready):
                 self._records(self.here.end())
                 place = np.searchsorted(stops, at)

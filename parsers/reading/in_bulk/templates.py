@@ -33,9 +33,9 @@ __all__ = [
     "WORD_CHARS",
     "AccessLines",
     "Alike",
+    "AlikeRecords",
     "Beginning",
     "Known",
-    "Speech",
     "Structure",
     "alike_in",
     "is_odd",
@@ -120,7 +120,7 @@ class Known:
         return ends + sum(map(len, self.records.values()))
 
 
-class Speech(NamedTuple):
+class AlikeRecords(NamedTuple):
     """The lines of a block that have a beginning."""
 
     beginning: Beginning
@@ -143,7 +143,7 @@ class Alike:
     header: Mask
     reached: Mask
     stamps: Stamps
-    speeches: list[Speech] = field(default_factory=list)
+    records: list[AlikeRecords] = field(default_factory=list)
     access: list[AccessLines] = field(default_factory=list)
 
 
@@ -293,7 +293,7 @@ def _records(found: Alike, block: Block, todo: Rows, before: bytes, beginnings: 
         mine = rows[same]
         found.header[mine] = True
         found.stamps[mine] = moments[same]
-        found.speeches.append(Speech(beginning, mine))
+        found.records.append(AlikeRecords(beginning, mine))
         rows, moments = rows[~same], moments[~same]
         if not len(rows):
             break
@@ -450,12 +450,12 @@ def mark_told_again(found: Structure) -> None:
     codes = np.zeros(len(found.header), np.int64)
     open_ = np.zeros(len(found.header), np.bool_)  # a client may have written in it
     kinds: Rows = np.zeros(len(found.header), np.int64)
-    for speech in found.alike.speeches:
-        one = speech.beginning
+    for group in found.alike.records:
+        one = group.beginning
         text = "\x1f".join(map(str, (one.process, one.pid, one.level, one.origin)))
-        codes[speech.rows] = known.setdefault(text, len(known) + 1)
-        open_[speech.rows] = not families.is_servers_own(one.family, one.variant)
-        kinds[speech.rows] = 1 + families.FAMILIES.index(one.family)
+        codes[group.rows] = known.setdefault(text, len(known) + 1)
+        open_[group.rows] = not families.is_servers_own(one.family, one.variant)
+        kinds[group.rows] = 1 + families.FAMILIES.index(one.family)
     if len(found.records):
         parts = [pl.col(name).cast(pl.String()).fill_null("None") for name in ("process", "pid", "level", "origin")]
         texts = found.records.select(pl.concat_str(parts, separator="\x1f")).to_series()
@@ -509,7 +509,10 @@ def _mark_wrapped(found: Structure, block: Block) -> None:
     if not len(rows):
         return
     count = len(found.header)
-    texts = ["".join(block.texts(range(row, min(row + MAX_ROWS + 1, count)))).replace(" ", "") for row in rows.tolist()]
+    stops = np.append(np.flatnonzero(found.header | found.reached | found.blank), count)
+    ends = np.minimum(stops[np.searchsorted(stops, rows)], rows + MAX_ROWS + 1)
+    spans = zip(rows.tolist(), ends.tolist(), strict=True)
+    texts = ["".join(block.texts(range(row, end))).replace(" ", "") for row, end in spans]
     for row in rows[pl.Series(texts).str.contains_any(_DENSE_ANCHORS).to_numpy()].tolist():
         before = np.flatnonzero(found.header[max(row - MAX_TAIL, 0) : row])
         first = max(row - MAX_TAIL, 0) + int(before[-1]) if len(before) else row
