@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from logscope.commands.cli import cli
 from logscope.evidence.pressure import full_pct
-from logscope.server.engines import EngineFacts, KvCache
+from logscope.server.engines import EngineFacts, KvCache, engine_config
 from logscope.server.kv_groups import blocks_per_request, blocks_range, layout_of
-from logscope.server.settings import SettingError, parse_settings
+from logscope.server.settings import SETTINGS, SettingError, parse_settings
 from reference_engine.model.kv_group import KvGroup, groups_from_records
 
 EXAMPLES = json.loads((Path(__file__).parent / "data" / "groups" / "loglines.json").read_text(encoding="utf-8"))
@@ -133,3 +133,13 @@ def test_a_small_cache_is_full_when_the_next_block_does_not_fit() -> None:
 
 def test_one_group_of_full_attention_is_the_default() -> None:
     assert KvGroup() == groups_from_records([{"kind": "full", "block_size": 16}])[0]
+
+
+def test_without_prefix_caching_a_state_is_one_block() -> None:
+    groups = [{"kind": "full", "block_size": 32}, {"kind": "mamba", "block_size": 32, "mode": "align"}]
+    config = dict.fromkeys(SETTINGS) | {"num_blocks": 9, "block_size": 32, "max_model_len": 4096, "kv_groups": groups}
+    facts = EngineFacts(0, 0, 0, "V1", "0.32.0", None, None, config, {}, KvCache())
+    changed = engine_config(facts, {"enable_prefix_caching": False})
+    assert changed is not None
+    assert changed.kv_groups is not None
+    assert (changed.kv_groups[1].mode, changed.kv_groups[1].block_size) == ("none", 4096)

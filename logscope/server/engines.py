@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
 from parsers.families import FORMATS
 from reference_engine.model.config import SPEC_METHODS, EngineConfig
-from reference_engine.model.kv_group import group_record, groups_from_records, several_groups
+from reference_engine.model.kv_group import KvGroup, group_record, groups_from_records, several_groups
 from reference_engine.v1.profile import version_key
 
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
@@ -331,6 +331,22 @@ def _drafts(facts: EngineFacts, value: Mapping[str, Any], changes: Mapping[str, 
     }
 
 
+def _groups(value: Mapping[str, Any]) -> tuple[KvGroup, ...] | None:
+    """The groups for the reference engine; how states are kept follows from prefix caching, which a change may switch."""
+    if not value["kv_groups"]:
+        return None
+    groups = groups_from_records(value["kv_groups"])
+    caching, length = value["enable_prefix_caching"], value["max_model_len"]
+    found = []
+    for group in groups:
+        if group.is_state and caching is False and length:
+            group = replace(group, mode="none", block_size=length, checkpoint=False)
+        elif group.is_state and caching and group.mode == "none":
+            group = replace(group, mode="align", block_size=groups[0].block_size)
+        found.append(group)
+    return several_groups(tuple(found))
+
+
 def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) -> EngineConfig | None:
     """The reference engine's configuration of a server, with `changes`; None where a size that it needs is not known."""
     value = {**facts.config, **(changes or {})}
@@ -359,7 +375,7 @@ def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) 
         watermark=value["watermark"],
         async_scheduling=asynchronous in (True, "enabled"),
         num_cpu_blocks=int(more.get("num_cpu_blocks") or 0),
-        kv_groups=several_groups(groups_from_records(value["kv_groups"])) if value["kv_groups"] else None,
+        kv_groups=_groups(value),
         **_drafts(facts, value, changes or {}),
         preemption_mode=more.get("preemption_mode") if more.get("preemption_mode") in ("recompute", "swap") else None,
     )
