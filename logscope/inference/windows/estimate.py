@@ -40,6 +40,7 @@ _POOLED = (
 )  # outputs are drawn anew in every particle, so that one alone has too little of the tail
 _TRUST, _OUTLIER = 0.25, -15.0  # in the log likelihood of a trial pass, and what a window counts at most
 _UNUSUAL = 14.0  # how much better the log must speak for a shape that is not the usual one
+_FEWER = 45.0  # the same where nobody knows how many came: many short requests explain whatever few usual ones do
 _AT_LEAST = 3  # passes, before it is asked whether they agree
 _REPLAYS = 6  # samples that are replayed exactly, with their ledgers
 _MOST_ARRIVALS = 6_000
@@ -96,7 +97,7 @@ def infer(
         tried.append((unpacked(sent), fit))
         lived += _lives(plans[0])
         effort.report(lived / whole)
-    found = _likeliest(tried)
+    found = _likeliest(tried, balance is not None)
     cost = refit(found, seen, kv_tokens, cost, on_cpu)
     lengths = after_a_pass(lengths, _own_prompts(found), [p.shape for p in found])
     others = _Pass(seen, rules, lengths, cost, share, effort.seed)
@@ -226,10 +227,13 @@ def _lives(plan: Plan) -> int:
     return plan.particles * plan.proposals * plan.rounds
 
 
-def _likeliest(tried: Sequence[tuple[list[Particle], list[WindowFit]]]) -> list[Particle]:
+def _likeliest(tried: Sequence[tuple[list[Particle], list[WindowFit]]], bare: bool) -> list[Particle]:
     """Particles of trial passes in proportion to how well each pass meets the log; much of that is luck. The first is the usual case."""
     scores = np.array([sum(max(f.best, _OUTLIER) for f in fits) for _particles, fits in tried])
     scores[1:] -= _UNUSUAL
+    if bare:
+        usual = tried[0][0][0].shape.spread
+        scores -= [_FEWER * (particles[0].shape.spread > 1.2 * usual) for particles, _fits in tried]
     weights = np.exp(_TRUST * (scores - scores.max()))
     counts = np.rint(len(tried[0][0]) * weights).astype(int)
     return [p for (particles, _fits), count in zip(tried, counts, strict=True) for p in particles[:count]]
