@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from logscope.comparison import compare
     from logscope.errors import LogscopeError, NothingToWorkOn
     from logscope.evidence.finding import Finding
-    from logscope.inference.effort import Effort
+    from logscope.inference.result import Effort
     from logscope.log.frames import LogFrames, read_log
     from logscope.log.span import Span
     from logscope.output.json import analysis_document
@@ -62,7 +62,7 @@ _HOMES = {
     "logscope.comparison": ("compare",),
     "logscope.errors": ("LogscopeError", "NothingToWorkOn"),
     "logscope.evidence.finding": ("Finding",),
-    "logscope.inference.effort": ("Effort",),
+    "logscope.inference.result": ("Effort",),
     "logscope.log.frames": ("LogFrames", "read_log"),
     "logscope.output.report.page": ("write_html",),
     "logscope.log.span": ("Span",),

@@ -21,11 +21,9 @@ from logscope.diagnosis.spikes import Spike, find_spikes
 from logscope.diagnosis.verdict import PROVEN, RANK, certainty, settled, verdict_of
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding, by_severity
-from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions
+from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions, stats_windows
 from logscope.evidence.pressure import pressure_of_windows, seats_seen
-from logscope.evidence.windows import stats_windows
-from logscope.inference.effort import Effort
-from logscope.inference.result import InferredReplay
+from logscope.inference.result import Effort, InferredReplay
 from logscope.log.frames import LogFrames
 from logscope.server.engines import EngineLog, engine_logs
 from logscope.server.scenario import flag_text
@@ -61,7 +59,7 @@ class EngineResult:
 
     @property
     def windows(self) -> pl.DataFrame | None:
-        """The statistics windows (see `logscope.evidence.windows`)."""
+        """The statistics windows (see `logscope.evidence.preemptions`)."""
         return self.context.windows
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from logscope.diagnosis import lanes as drawn_replay
-from logscope.diagnosis.lanes import lanes, latencies_under, since_idle
+from logscope.diagnosis import spikes as drawn_replay
+from logscope.diagnosis.spikes import lanes, latencies_under, since_idle
 from logscope.inference.prediction import Samples
 from logscope.inference.workloads import Workload
 from logscope.server.scenario import Scenario

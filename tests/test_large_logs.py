@@ -26,8 +26,7 @@ from logscope.diagnosis import long_logs
 from logscope.evidence.finding import Evidence
 from logscope.execution.executors import Serial
 from logscope.execution.fleet_reading import read_fleet
-from logscope.inference.effort import Effort
-from logscope.inference.result import PreemptionCount
+from logscope.inference.result import Effort, PreemptionCount
 from logscope.log import frames as span_reading
 from logscope.log import kept_rows as analysis_rows
 from logscope.log.frames import SETUP_FAMILIES, LogFrames, read_log

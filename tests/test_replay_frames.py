@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.diagnosis.lanes import replay_frames
+from logscope.diagnosis.spikes import replay_frames
 from logscope.output.report.page import charts
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig

@@ -216,7 +216,7 @@ def command(
     """
     from logscope.execution.executors import executor_for
     from logscope.execution.fleet_analysis import analyze_on, read_on, server_rows
-    from logscope.inference.effort import Effort
+    from logscope.inference.result import Effort
     from logscope.log.frames import SETUP_FAMILIES
     from logscope.log.span import partly_read
     from logscope.output.json import analysis_document

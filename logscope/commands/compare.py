@@ -52,7 +52,7 @@ def command(
     from logscope.analysis import analyze
     from logscope.comparison import compare
     from logscope.execution.executors import Beside
-    from logscope.inference.effort import Effort
+    from logscope.inference.result import Effort
     from logscope.log.frames import read_log
     from logscope.log.span import partly_read
     from logscope.output.terminal.answer import progress_bar

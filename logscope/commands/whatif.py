@@ -58,7 +58,7 @@ def command(
     """
     from logscope.analysis import analyze
     from logscope.execution.executors import Beside
-    from logscope.inference.effort import Effort
+    from logscope.inference.result import Effort
     from logscope.log.frames import read
     from logscope.output.json import whatif_document
     from logscope.output.terminal.answer import progress_bar

@@ -13,7 +13,7 @@ from typing import Any
 from logscope.diagnosis.candidates import Candidate, rules_of_thumb
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding
-from logscope.inference.effort import Mapper, serially
+from logscope.inference.result import Mapper, serially
 from logscope.server.engines import EngineFacts
 from logscope.server.scenario import Scenario, flag_text, scenario_of
 from logscope.server.settings import SettingError

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding
-from logscope.inference.effort import Effort
-from logscope.inference.result import CoveredSpan, InferredReplay
+from logscope.inference.result import CoveredSpan, Effort, InferredReplay
 from logscope.inference.windows.observations import ENDPOINTS
 from logscope.inference.windows.portion import FULL, worst_stretch
 from logscope.log.stored_rows import StoredRows

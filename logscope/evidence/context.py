@@ -10,9 +10,8 @@ from typing import Any
 import polars as pl
 
 from logscope.evidence.finding import Evidence
-from logscope.evidence.preemptions import Logged
+from logscope.evidence.preemptions import Logged, stats_windows
 from logscope.evidence.pressure import full_pct
-from logscope.evidence.windows import stats_windows
 from logscope.server.engines import EngineLog
 
 __all__ = ["CLEAN_STOP_S", "Context", "cause_of", "context_of", "without_client_text"]

@@ -20,7 +20,7 @@ from logscope.analysis import Analysis, EngineResult, analyze, engine_result, wi
 from logscope.diagnosis.verdict import RANK
 from logscope.execution.executors import Executor, RayCluster
 from logscope.execution.fleet_reading import read_fleet
-from logscope.inference.effort import Effort
+from logscope.inference.result import Effort
 from logscope.log.frames import LogFrames, read
 from logscope.log.span import Reading
 from logscope.server.engines import EngineLog, engine_logs

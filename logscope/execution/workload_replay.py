@@ -15,7 +15,7 @@ import polars as pl
 
 from logscope.atomic_files import whole_text
 from logscope.errors import LogscopeError
-from logscope.inference.ledgers import LABELS, slow_and_typical
+from logscope.inference.prediction import LABELS, slow_and_typical
 from logscope.sanitize import json_document
 from reference_engine.cost.step_time import LinearStepTime, StepTime
 from reference_engine.model.errors import ConfigError, NoProgressError, SchedulerFailedError, WorkloadError

@@ -1,27 +1,39 @@
 """What an inference says of one engine, whichever evidence it had: `InferredReplay`.
 
 `logscope.inference.windows` makes one from statistics, request and access lines, `logscope.inference.steps` one from iteration lines.
+
+How an analysis is worked out, as one value that is handed on: `Effort`.
+
+A `Mapper` maps a function over items and gives the results in their order, as `logscope.execution.executors` do; who does what does not
+change a result. Function and items can be pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import polars as pl
 
 from logscope.evidence.preemptions import Stretch
-from logscope.inference.ledgers import Ledger
-from logscope.inference.prediction import Samples
+from logscope.inference.prediction import Ledger, Samples
 from logscope.server.scenario import Scenario
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.replay.results import ReplayResult
 
-__all__ = ["FAIR_FIT", "CoveredSpan", "InferredReplay", "PreemptionCount", "StepAccount"]
-
+__all__ = [
+    "FAIR_FIT",
+    "CoveredSpan",
+    "Effort",
+    "InferredReplay",
+    "Mapper",
+    "PreemptionCount",
+    "StepAccount",
+    "serially",
+]
 FAIR_FIT = 0.5
 """Mean fit of the observed series from which a replay may decide the verdict."""
 
@@ -147,3 +159,42 @@ class InferredReplay:
         """The 99th percentile of E2E latency, in seconds."""
         value = (self.latency.get("e2e_s") or {}).get("p99")
         return float(value) if value is not None else None
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Mapper(Protocol):
+    """Maps a function over items."""
+
+    def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+        """The results, in the order of `items`."""
+
+
+def serially(function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+    """Each when it is asked for, here."""
+    return map(function, items)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How one analysis is worked out: its chance, who is told of its progress, and who does what is independent of each other.
+
+    `seed`: same input and seed, same answer; `progress` is called with the share that is done, 0 to 1; `map` does independent parts.
+    """
+
+    seed: int = 0
+    progress: Callable[[float], None] | None = None
+    map: Mapper = serially
+
+    def report(self, share: float) -> None:
+        """Tell the share that is done, where somebody listens."""
+        if self.progress is not None:
+            self.progress(share)
+
+    def part(self, index: int, of: int) -> Effort:
+        """The effort of one of several equal parts, whose progress is its share of the whole."""
+        if self.progress is None:
+            return self
+        return replace(self, progress=lambda share: self.report((index + share) / of))

@@ -25,7 +25,7 @@ from logscope.evidence.finding import Evidence
 from logscope.log.kept_rows import AnalysisRows
 from logscope.log.span import Reading, Span, Wanted
 from logscope.log.stored_rows import FrameFiles, StoredRows
-from parsers.envelopes.stamps import zone_of
+from parsers.envelopes.form import zone_of
 from parsers.reading.by_line import Keep
 from parsers.reading.columns import Lean
 from parsers.reading.events import Coverage, Event

@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from logscope.errors import NothingToWorkOn
-from parsers.envelopes.stamps import zone_of
+from parsers.envelopes.form import zone_of
 from parsers.reading.by_line import KEEP_EVENTS, Keep, read_events
 from parsers.reading.events import Coverage, Event
 from parsers.sources.journal import JournalError, start_journalctl

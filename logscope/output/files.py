@@ -22,7 +22,7 @@ from rich.text import Text
 
 from logscope.analysis import Analysis, EngineResult
 from logscope.atomic_files import whole_file, whole_text
-from logscope.diagnosis.lanes import lanes, report_frames
+from logscope.diagnosis.spikes import lanes, report_frames
 from logscope.errors import LogscopeError
 from logscope.execution.fleet_analysis import servers_of
 from logscope.execution.workload_replay import JobResult, result_object

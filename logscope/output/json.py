@@ -14,7 +14,7 @@ from logscope.analysis import Analysis, EngineResult
 from logscope.diagnosis.spikes import Spike
 from logscope.evidence.finding import Evidence, Finding
 from logscope.evidence.preemptions import Preemptions
-from logscope.inference.ledgers import LABELS
+from logscope.inference.prediction import LABELS
 from logscope.output.events import iso
 from logscope.sanitize import beginning, redacted
 from logscope.server.engines import EngineFacts

@@ -3,7 +3,7 @@
 One small module for each family; `unwrapper` decides which one a line wears.
 """
 
-from parsers.envelopes.stamps import Clock
+from parsers.envelopes.form import Clock
 from parsers.envelopes.unwrapper import Unwrapper, unwrap
 
 __all__ = ["Clock", "Unwrapper", "unwrap"]

@@ -11,10 +11,9 @@ import re
 from typing import Protocol
 
 from parsers.envelopes import structured
-from parsers.envelopes.form import Peeled
+from parsers.envelopes.form import Clock, Peeled
 from parsers.envelopes.journal_fields import journal_entry
 from parsers.envelopes.rare import mapping_of
-from parsers.envelopes.stamps import Clock
 
 __all__ = ["Collector", "Verdict", "begin"]
 

@@ -23,8 +23,7 @@ import csv
 import re
 
 from parsers.envelopes import syslog
-from parsers.envelopes.form import Envelope, Peeled, looks_like_record, of_each_line
-from parsers.envelopes.stamps import ISO, Clock
+from parsers.envelopes.form import ISO, Clock, Envelope, Peeled, looks_like_record, of_each_line
 from parsers.lines import Outer
 
 __all__ = [

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from parsers.envelopes.form import Peeled
-from parsers.envelopes.stamps import Clock
+from parsers.envelopes.form import Clock, Peeled
 from parsers.lines import Outer
 
 __all__ = ["ExportReader", "journal_entry", "journal_text"]

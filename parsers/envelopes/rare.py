@@ -26,9 +26,8 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import IO
 
-from parsers.envelopes.form import looks_like_record
+from parsers.envelopes.form import Clock, looks_like_record
 from parsers.envelopes.forms import possible_envelopes
-from parsers.envelopes.stamps import Clock
 from parsers.lines import MAX_LINE, Line, json_without_lone_surrogates, packed, unpacked
 
 __all__ = ["Rows", "TooLargeError", "goes_back", "inner_clocks", "mapping_of", "newest_last", "rows_of"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from parsers.envelopes.form import Envelope, Peeled, of_each_line
-from parsers.envelopes.stamps import ISO, Clock
+from parsers.envelopes.form import ISO, Clock, Envelope, Peeled, of_each_line
 from parsers.lines import Outer
 
 __all__ = ["STRONG", "WEAK"]

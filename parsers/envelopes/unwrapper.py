@@ -22,9 +22,8 @@ from itertools import islice
 
 from parsers.envelopes import structured
 from parsers.envelopes.documents import Collector, Verdict, begin
-from parsers.envelopes.form import MAX_LENGTH, Envelope, Partials, Peeled, looks_like_record
+from parsers.envelopes.form import MAX_LENGTH, Clock, Envelope, Partials, Peeled, looks_like_record
 from parsers.envelopes.forms import BY_START
-from parsers.envelopes.stamps import Clock
 from parsers.lines import Line, Outer
 
 __all__ = ["SAMPLE", "Unwrapper", "merged_outer", "unwrap"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from parsers import families
-from parsers.envelopes.stamps import Clock
+from parsers.envelopes.form import Clock
 from parsers.families import FORMATS
 from parsers.lines import JsonRecord, Line, Outer
 from parsers.records.prefix import find_glued, parse_header, split_tags, strip_ansi

@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.blocks import is_newest_first, turned_round, unwrapped
+from parsers.envelopes.form import zone_of
 from parsers.envelopes.rare import TooLargeError
-from parsers.envelopes.stamps import zone_of
 from parsers.envelopes.unwrapper import SAMPLE
 from parsers.lines import Line, Loss, Outer, TextBlock, after_hole, is_binary, transcoded, without_lone_surrogates
 from parsers.records.layouts import NO_CLOCK, Layout, layout_of

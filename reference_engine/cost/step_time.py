@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reference_engine.cost.hardware import Gpu
-from reference_engine.cost.model_shape import ModelShape, Parallel
+from reference_engine.cost.kv_capacity import ModelShape, Parallel
 
 __all__ = ["CostFit", "Efficiency", "Floats", "LinearStepTime", "RooflineStepTime", "StepCost", "StepTime"]
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference_engine.cost.hardware import Gpu, find_gpu
-from reference_engine.cost.kv_capacity import Placement, kv_capacity
-from reference_engine.cost.model_shape import ModelShape, Parallel
+from reference_engine.cost.kv_capacity import ModelShape, Parallel, Placement, kv_capacity
 from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime, StepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_engine.cost.hardware import GIB, GPUS, find_gpu
-from reference_engine.cost.kv_capacity import Placement, kv_capacity, rescaled_num_blocks, runtime_bytes
-from reference_engine.cost.model_shape import ModelShape, Parallel, kv_bytes_per_token
+from reference_engine.cost.kv_capacity import (
+    ModelShape,
+    Parallel,
+    Placement,
+    kv_bytes_per_token,
+    kv_capacity,
+    rescaled_num_blocks,
+    runtime_bytes,
+)
 from reference_engine.cost.step_time import Efficiency, RooflineStepTime
 from reference_engine.model.errors import ConfigError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine.cost.model_shape import Parallel
+from reference_engine.cost.kv_capacity import Parallel
 from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.errors import ConfigError

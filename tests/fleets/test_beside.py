@@ -17,7 +17,7 @@ import pytest
 from logscope.analysis import analyze
 from logscope.execution.executors import Beside, ExecutorError, Processes, Serial, executor_for, worker_pool
 from logscope.execution.fleet_analysis import analyze_fleet
-from logscope.inference.effort import Effort
+from logscope.inference.result import Effort
 from logscope.inference.windows import estimate
 from logscope.inference.windows.particles import Node, Particle, carried, unpacked
 from logscope.log.frames import LogFrames, read_log

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference.effort import Effort
-from logscope.inference.result import InferredReplay
+from logscope.inference.result import Effort, InferredReplay
 from logscope.inference.windows import estimate
 from logscope.inference.windows.estimate import infer
 from logscope.inference.windows.observations import observe

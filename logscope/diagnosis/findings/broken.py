@@ -14,7 +14,7 @@ import polars as pl
 
 from logscope.evidence.context import CLEAN_STOP_S, Context, cause_of, without_client_text
 from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
-from logscope.evidence.windows import usual_interval
+from logscope.evidence.preemptions import usual_interval
 from parsers.families.http import PROBE_PATHS
 
 __all__ = ["engine_crash", "engine_stall", "failed_start", "runtime_oom", "worker_waits"]

@@ -14,13 +14,10 @@ from datetime import datetime, timezone
 import numpy as np
 import polars as pl
 
-from logscope.evidence.preemptions import Stretch
+from logscope.evidence.preemptions import Stretch, stats_windows
 from logscope.evidence.pressure import NEARLY_FULL_PCT, pressure_of_count
-from logscope.evidence.windows import stats_windows
-from logscope.inference.effort import Effort
-from logscope.inference.ledgers import slow_and_typical
-from logscope.inference.prediction import Samples
-from logscope.inference.result import InferredReplay, PreemptionCount, StepAccount
+from logscope.inference.prediction import Samples, slow_and_typical
+from logscope.inference.result import Effort, InferredReplay, PreemptionCount, StepAccount
 from logscope.inference.steps.arrivals import Arrivals, guessed, read_arrivals, timed
 from logscope.inference.steps.clock import Floats, Ints
 from logscope.inference.steps.load import evicted_waiting

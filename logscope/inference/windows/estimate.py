@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from logscope.inference.effort import Effort
-from logscope.inference.ledgers import ledger_of_replays, slow_of_each
-from logscope.inference.prediction import Samples, summarise_replays
-from logscope.inference.result import CoveredSpan, InferredReplay
+from logscope.inference.prediction import Samples, ledger_of_replays, slow_of_each, summarise_replays
+from logscope.inference.result import CoveredSpan, Effort, InferredReplay
 from logscope.inference.windows.balance import balance_of, with_candidates
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
