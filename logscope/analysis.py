@@ -22,7 +22,7 @@ from logscope.diagnosis.verdict import PROVEN, RANK, certainty, settled, verdict
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding, by_severity
 from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions, stats_windows
-from logscope.evidence.pressure import pressure_of_windows, seats_seen
+from logscope.evidence.pressure import MIN_PLATEAU, pressure_of_windows, seats_seen
 from logscope.inference.result import Effort, InferredReplay
 from logscope.log.frames import LogFrames
 from logscope.server.engines import EngineLog, engine_logs
@@ -192,7 +192,10 @@ def with_seats_seen(log: EngineLog) -> EngineLog:
     facts = log.facts
     if facts.basis.get("max_num_seqs") in ("measured", "given"):
         return log
-    seats = seats_seen(stats_windows(log.get("stats")))
+    stats = log.get("stats")
+    if stats is None or stats.height < MIN_PLATEAU:  # a crash loop has thousands of starts with a line or two each
+        return log
+    seats = seats_seen(stats_windows(stats))
     if seats is None or seats == facts.config.get("max_num_seqs"):
         return log
     config, basis = {**facts.config, "max_num_seqs": seats}, {**facts.basis, "max_num_seqs": "inferred"}

@@ -212,6 +212,8 @@ def logged_preemptions(warnings: pl.DataFrame | None, stats: pl.DataFrame | None
 
 def _with_gauges(logged: Logged, stats: pl.DataFrame | None, from_start: bool) -> Logged:
     """Add what Swapped, Running and Waiting tell; where the start is in the log, the first line's Swapped counts too."""
+    if stats is None or (stats.height < 2 and ("swapped" not in stats.columns or not stats["swapped"].sum())):
+        return logged  # one line by itself has nothing to compare with
     windows = stats_windows(stats)
     if windows is None or windows["aggregated"].any():
         return logged

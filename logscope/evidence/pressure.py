@@ -82,6 +82,8 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     with room in the cache a few free ones count as taken. With much room, an interval that was spent on prompts leaves the
     token budget (V0: one prefill step after the other). Deferred requests wait for none of these; V0's swapped ones are a queue too.
     """
+    if not windows["waiting"].sum() and not windows["swapped"].sum():
+        return pl.Series("bound", [None] * windows.height, pl.String)
     queue = _queue()
     full = pl.col("full")
     room = ~full & (pl.col("kv_pct").fill_null(100) < NEARLY_FULL_PCT)

@@ -95,9 +95,11 @@ class EngineLog:
 def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None = None) -> list[EngineLog]:
     """Split the frames by server, run and engine, and gather each engine's facts; `given` are the user's own (`--set`)."""
     found: list[EngineLog] = []
-    for server, run in _runs(frames):
+    # Cut once for all starts: a crash loop has thousands.
+    parts = {name: frame.partition_by("server", "run", as_dict=True) for name, frame in frames.items()}
+    for server, run in sorted({key for part in parts.values() for key in part}):
         of_run = {
-            name: frame.filter((pl.col("server") == server) & (pl.col("run") == run)) for name, frame in frames.items()
+            name: part[server, run] if (server, run) in part else frames[name].clear() for name, part in parts.items()
         }
         indices = _indices(of_run)
         for index in indices:
@@ -108,11 +110,6 @@ def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | N
             facts = _facts(server, run, index, of_engine, given)
             found.append(EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices)))
     return found
-
-
-def _runs(frames: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
-    pairs = {(s, r) for frame in frames.values() for s, r in frame.select("server", "run").unique().rows()}
-    return sorted(pairs)
 
 
 def _indices(frames: Mapping[str, pl.DataFrame]) -> list[int]:
@@ -126,6 +123,8 @@ def _indices(frames: Mapping[str, pl.DataFrame]) -> list[int]:
 
 def _of_engine(frame: pl.DataFrame, index: int, *, alone: bool) -> pl.DataFrame:
     """The engine's own rows; lines over all engines (`N Engines Aggregated`) count for a single engine of the log."""
+    if alone and (not frame.height or not frame["engine_index"].null_count()):
+        return frame
     column = pl.col("engine_index")
     return frame.filter((column == index) | column.is_null() if alone else column == index)
 

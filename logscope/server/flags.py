@@ -65,6 +65,7 @@ def _releases() -> tuple[tuple[Version, str], ...]:
     return tuple((version_key(release), release) for release in _table()["releases"])
 
 
+@cache
 def release_of(version: str) -> str | None:
     """The known release whose facts hold for `version`: itself, else the last one before it; None before the first."""
     try:
