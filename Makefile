@@ -41,7 +41,7 @@ demo: $(VENV)/.installed
 	@echo; echo "The full report: out/report.html (one file, opens in any browser, needs no network)"
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
