@@ -54,7 +54,7 @@ def test_the_readme_shows_the_verdict_that_is_printed() -> None:
     [shown] = re.findall(r"^\$ logscope analyze samples/v1-under-pressure\.log\n(.*)$", readme, re.M)
     done = CliRunner().invoke(cli, ["analyze", str(ROOT / "samples" / "v1-under-pressure.log")])
     assert done.exit_code == 0
-    assert done.stdout.lstrip("\n").split("\n")[0].rstrip() == shown
+    assert " ".join(done.stdout.split()).startswith(shown)  # however wide this terminal is
 
 
 def test_every_label_of_the_ledger_is_explained() -> None:

@@ -125,7 +125,7 @@ def test_until_is_passed_on(journal: Path) -> None:
 def test_a_unit_without_entries(journal: Path) -> None:
     done = logscope("analyze", "--unit", "vlm")
     assert done.returncode == 3
-    assert b"journal:vlm" in done.stderr
+    assert b'unit "vlm"' in done.stderr
     assert done.stderr.count(b"\n") == 1
 
 
