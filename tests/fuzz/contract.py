@@ -13,9 +13,9 @@ from logscope.server.settings import SETTINGS
 
 __all__ = ["violations"]
 
-TOP = "schema_version input verdict pressure worst_engine preemptions latency throughput ledger replay spikes findings advice engines"
+TOP = "schema_version input verdict verdict_confidence second pressure worst_engine preemptions latency throughput ledger replay spikes findings advice engines"
 INPUT = "sources bytes lines events other_records foreign_lines unrecognized_warnings out_of_order truncated client_text skipped_sources start end"
-ENGINE = "server run engine_index engine vllm_version start end config config_basis kv_cache verdict pressure preemptions latency throughput ledger replay spikes"
+ENGINE = "server run engine_index engine vllm_version start end config config_basis kv_cache verdict verdict_confidence second pressure preemptions latency throughput ledger replay spikes"
 LEDGER = "queued_for_kv queued_for_seat queued_for_budget prefill decode interference preempted_wait recompute"
 FINDING = "id severity basis start end title evidence"
 SIDE = "preemptions recomputed_tokens ttft_s e2e_s itl_s generation_tokens_per_s duration_s"
@@ -64,8 +64,10 @@ def _part(part: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"{where}: the verdict {part['verdict']} is none"
     if part["pressure"] not in PRESSURES:
         yield f"{where}: the pressure {part['pressure']} is none"
+    yield from _certainty(part, where)
     yield from _preemptions(part["preemptions"], where)
     yield from _latency(part["latency"], where)
+    yield from _bounds(part["latency"], where)
     yield from _span(part, where)
     for name, value in part["throughput"].items():
         yield from _at_least_zero(value, f"{where}.throughput.{name}")
@@ -82,13 +84,27 @@ def _part(part: Mapping[str, Any], where: str) -> Iterator[str]:
                 yield f"{where}: the fit of {name} is {fit}"
 
 
+def _certainty(part: Mapping[str, Any], where: str) -> Iterator[str]:
+    """How sure the verdict is, and the one that comes next: nothing without a replay."""
+    second = part["second"]
+    sure = [part["verdict_confidence"], *([second["confidence"]] if second is not None else [])]
+    if any(share is not None and not 0 <= share <= 1 for share in sure):
+        yield f"{where}: a verdict's confidence is none of 0..1: {sure}"
+    if part["replay"] is None and sure != [None]:
+        yield f"{where}: confidences without a replay: {sure}"
+    if second is not None and (second["verdict"] not in RANK or second["verdict"] == part["verdict"]):
+        yield f"{where}: the second verdict is {second['verdict']} beside {part['verdict']}"
+
+
 def _preemptions(found: Mapping[str, Any], where: str) -> Iterator[str]:
     yield from _ordered([found["logged"]["low"], found["logged"]["high"]], f"{where}: logged")
     yield from _ordered([found["low"], found["value"], found["high"]], f"{where}: preemptions")
     yield from _at_least_zero(found["low"], f"{where}: the lower bound of preemptions")
     yield from _at_least_zero(found["recomputed_tokens"], f"{where}: recomputed tokens")
-    if (found["value"] is None) != (found["basis"] is None):
-        yield f"{where}: preemptions {found['value']} on the basis {found['basis']}"
+    if found["low"] is None and (found["value"], found["high"]) != (None, None):
+        yield f"{where}: preemptions {found['value']} to {found['high']} without a lower bound"
+    if (found["low"] is None) != (found["basis"] is None):
+        yield f"{where}: preemptions from {found['low']} on the basis {found['basis']}"
     for stretch in found["timeline"]:
         yield from _span(stretch, f"{where}: a stretch of the timeline")
         yield from _at_least_zero(stretch["value"], f"{where}: the timeline")
@@ -100,6 +116,20 @@ def _latency(found: Mapping[str, Any], where: str) -> Iterator[str]:
         yield from _ordered(points, f"{where}: {name}")
         for value in points:
             yield from _at_least_zero(value, f"{where}: {name}")
+
+
+def _bounds(found: Mapping[str, Any], where: str) -> Iterator[str]:
+    """A lower and an upper bound beside each percentile; a reason where the figures are withheld; requests that the log cut off."""
+    for name in ("ttft_s", "e2e_s"):
+        part = found[name]
+        for point in ("p50", "p90", "p99"):
+            low, value, high = part["low"][point], part[point], part["high"][point]
+            yield from _ordered([low, value, high], f"{where}: {name}.{point} between its bounds")
+            yield from _at_least_zero(low, f"{where}: {name}.low.{point}")
+            yield from _at_least_zero(high, f"{where}: {name}.high.{point}")
+    if found["withheld"] is not None and not found["withheld"]:
+        yield f"{where}: figures are withheld for no reason"
+    yield from _at_least_zero(found["censored"], f"{where}: requests that still ran at the end")
 
 
 def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
@@ -114,11 +144,21 @@ def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _advice(advice: Mapping[str, Any]) -> Iterator[str]:
+    """Two replayed sides; a rule of thumb has no second one, and figures of neither."""
+    if advice["basis"] not in ("replayed", "rule"):
+        yield f"advice on the basis {advice['basis']}"
+    if (advice["basis"] == "rule") != (advice["scenario"] is None):
+        yield f"advice on the basis {advice['basis']} with the scenario {advice['scenario']}"
     for side in ("baseline", "scenario"):
-        yield from _keys(advice[side], SIDE, f"advice.{side}")
-        yield from _latency(advice[side], f"advice.{side}")
-        for name in ("preemptions", "generation_tokens_per_s", "duration_s"):
-            yield from _at_least_zero(advice[side][name], f"advice.{side}.{name}")
+        if advice[side] is not None:
+            yield from _side(advice[side], f"advice.{side}")
+
+
+def _side(side: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from _keys(side, SIDE, where)
+    yield from _latency(side, where)
+    for name in ("preemptions", "generation_tokens_per_s", "duration_s"):
+        yield from _at_least_zero(side[name], f"{where}.{name}")
 
 
 def _keys(found: Mapping[str, Any], names: str, where: str) -> Iterator[str]:
