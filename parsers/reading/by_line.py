@@ -25,6 +25,7 @@ __all__ = [
     "LogSource",
     "SourceReader",
     "hide_text",
+    "level_of",
     "read_events",
     "read_lines",
     "readers",
@@ -277,7 +278,7 @@ class SourceReader:
             server=place.server,
             run=place.run,
             engine_index=engine_index(record, found.family, fields),
-            level=header.level if header else _level_of(record),
+            level=header.level if header else level_of(record.lines[0].text),
             origin=header.origin or None if header else None,
             host=outer.host if outer else None,
             unit=outer.unit if outer else None,
@@ -390,8 +391,8 @@ def hide_text(fields: dict[str, Any], names: frozenset[str]) -> None:
             fields[f"{name}_chars"] = len(value)
 
 
-def _level_of(record: Record) -> str | None:
-    text = record.lines[0].text
+def level_of(text: str) -> str | None:
+    """The level that a line without vLLM's header begins with, as uvicorn's do; None where it names none."""
     head = text.split(":", 1)[0]
     return head if head in ("INFO", "WARNING", "ERROR", "CRITICAL", "DEBUG") else None
 

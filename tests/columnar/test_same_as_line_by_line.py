@@ -63,6 +63,8 @@ ORDINARY = [
     record("Something new", level="DEBUG", prefix="", origin="v1/core/sched/scheduler.py:88"),
     access(),
     API + access(),
+    access().removeprefix("INFO:     "),  # a log configuration of one's own prints no level
+    API + access().removeprefix("INFO:     "),
 ]
 UNUSUAL = [
     "",

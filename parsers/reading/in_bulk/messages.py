@@ -192,7 +192,7 @@ def _accesses(lines: AccessLines) -> Part:
     columns: dict[str, Column] = {
         "process": lines.head.process,
         "pid": lines.head.pid,
-        "level": "INFO",
+        "level": lines.head.level,
         "variant": "access",
         "engine_index": engine_index(Record([], process=lines.head.process), "http", {}),
         "client": lines.clients,
@@ -205,8 +205,6 @@ def _foreign_accesses(access: pl.DataFrame) -> Part:
     engines = [engine_index(Record([], process=process), "http", {}) for process in access["process"]]
     return _part(
         access.select(
-            "row", "process", pl.col("pid").cast(pl.Int64()), "client", "method", "path", "status"
-        ).with_columns(
-            pl.Series("engine_index", engines, dtype=pl.Int32()), level=pl.lit("INFO"), variant=pl.lit("access")
-        )
+            "row", "process", pl.col("pid").cast(pl.Int64()), "level", "client", "method", "path", "status"
+        ).with_columns(pl.Series("engine_index", engines, dtype=pl.Int32()), variant=pl.lit("access"))
     )

@@ -20,7 +20,7 @@ import polars as pl
 from parsers import families
 from parsers.families import ANCHORS
 from parsers.lines import Line
-from parsers.reading.by_line import MAX_ROWS
+from parsers.reading.by_line import MAX_ROWS, level_of
 from parsers.reading.columns import Value
 from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
 from parsers.records.dates import Stamps, packed_stamps
@@ -101,6 +101,7 @@ class AccessHead(NamedTuple):
     text: bytes
     process: str | None
     pid: int | None
+    level: str | None
     ends: list[AccessEnd]
 
 
@@ -242,7 +243,9 @@ def _access_of(text: str) -> tuple[AccessHead, str | None] | None:
     ):
         return None
     own: dict[str, Value] = {name: value for name, value in fields.items() if name != "client" and value is not None}
-    head = AccessHead(before.encode(), tags.process, tags.pid, [AccessEnd(after.encode(), own)])
+    head = AccessHead(
+        before.encode(), tags.process, tags.pid, level_of(text[tags.start :]), [AccessEnd(after.encode(), own)]
+    )
     return head, _access_pattern(before, after, fields, tags.start)
 
 
@@ -404,7 +407,8 @@ def _other_accesses(found: Structure, rest: pl.DataFrame, known: Known) -> pl.Da
         found.reached[rows_of(access)] = True
         rest = rest.filter(pl.Series(~found.reached[rows_of(rest)]))
         process = pl.lit(head.process, pl.String()).alias("process")
-        parts.append(access.with_columns(process, pl.lit(head.pid, pl.Int64()).alias("pid")))
+        level = pl.lit(head.level, pl.String()).alias("level")
+        parts.append(access.with_columns(process, pl.lit(head.pid, pl.Int64()).alias("pid"), level))
     if parts:
         found.access = pl.concat(parts).sort("row")
     return rest
