@@ -19,6 +19,9 @@ from reference_engine.sketch.scheduler import SketchScheduler
 
 __all__ = ["SketchReplay"]
 
+# The reference engine's clock counts whole nanoseconds: what is closer than half of one happens at the same time.
+_SAME_TIME_S = 0.5e-9
+
 
 class SketchReplay(SketchScheduler):
     """An engine on a virtual clock. `add`, `advance`, `fork`; totals and gauges are plain attributes.
@@ -129,7 +132,7 @@ class SketchReplay(SketchScheduler):
                     self.now = max(self.now, self.pending[0].arrival)
                 elif self.now >= until:
                     return
-                while self.pending and self.pending[0].arrival <= self.now:
+                while self.pending and self.pending[0].arrival <= self.now + _SAME_TIME_S:
                     self.waiting.append(self.pending.popleft())
                 if self.aborts and self.aborts[0][0] <= self.now:
                     self._abort()
@@ -180,7 +183,7 @@ class SketchReplay(SketchScheduler):
             return False
         if self.pending:
             # the first step that starts at or after an arrival sees it
-            before = _fitting(first, growth, self.pending[0].arrival - self.now, steps)
+            before = _fitting(first, growth, self.pending[0].arrival - _SAME_TIME_S - self.now, steps)
             steps = min(steps, before + 1)
         if self.aborts:
             before = _fitting(first, growth, self.aborts[0][0] - self.now, steps)

@@ -179,9 +179,11 @@ class HybridSketch(SketchReplay):
                 self._schedule(batch, request, tokens)
             budget -= tokens
             index += 1
-        decoding = (
-            self.counts.count
-        )  # where the budget ended in the middle, which is rare, all of them go on all the same
+        for request in running[index:]:  # the budget ended before them
+            if request.decoding:
+                self.leave(request)
+                self.singles.append(request)
+        decoding = self.counts.count
         if decoding:
             batch.num_decoding = decoding
             batch.decodes += decoding
@@ -270,7 +272,8 @@ class HybridSketch(SketchReplay):
             end = last
         return end - start
 
-    def _fits(self, request: SketchRequest, tokens: int) -> bool:
+    def _fits(self, request: SketchRequest, end: int, known: int) -> bool:
+        tokens = known if self.rules.gate else end
         free = self.num_free_blocks - (self.rules.watermark_blocks if self.running else 0)
         hit = self._hit(request) if self.order is not None else 0
         need = 0
@@ -306,25 +309,30 @@ class HybridSketch(SketchReplay):
     def schedule_waiting(self, batch: SketchBatch) -> None:
         """Waiting requests from the head, while running slots, budget and blocks last."""
         rules, waiting = self.rules, self.waiting
-        budget = self._token_budget
+        budget, inside = self._token_budget, batch.in_prompt
         while waiting and budget > 0 and len(self.running) < rules.max_num_running_reqs:
             request = waiting[0]
             hit = self._hit(request)
             tokens = request.prompt + request.output - hit
             if rules.whole_prompts and tokens > budget:
                 break
+            padding = 0 if inside or tokens != 1 else self._padding(batch, hit, budget)
+            if padding is None:
+                break
             request.tried = True
             request.num_computed_tokens = hit
             chunk = self._cut(request, min(tokens, budget, self._chunk()))
             request.num_computed_tokens = 0
-            if chunk <= 0 or not self._fits(request, hit + (tokens if rules.gate else chunk)):
+            if chunk <= 0 or not self._fits(request, hit + chunk + padding, hit + tokens):
                 break
             waiting.popleft()
             self._start(request, hit, hit + chunk)
-            budget -= chunk
+            budget -= chunk + padding
             self.running.append(request)
             self.singles.append(request)
             self._schedule(batch, request, chunk)
+            batch.prefill += padding
+            batch.kv_tokens += padding
 
     def free(self, request: SketchRequest) -> None:
         """Give back a request's blocks."""

@@ -31,7 +31,8 @@ class SketchRules:
 
     `chunk`: the longest part of a prompt in a step; since 0.31 (`chunk_needs_company`) only while others are there.
     `drafts`: tokens that a decoding request verifies in a step; `spare`: places that it holds for them; `step_tokens`:
-    tokens that it gets in a step on average.
+    tokens that it gets in a step on average. `padding`: when a request with one token left to compute is admitted with
+    padding drafts (`SemanticsProfile.draft_padding`).
     """
 
     config: EngineConfig
@@ -49,6 +50,7 @@ class SketchRules:
     drafts: int
     spare: int
     step_tokens: float
+    padding: str
 
     @classmethod
     def of(cls, config: EngineConfig) -> SketchRules:
@@ -74,6 +76,7 @@ class SketchRules:
             drafts=drafts.num_spec_tokens,
             spare=drafts.num_spec_tokens + drafts.num_lookahead_tokens,
             step_tokens=1.0 + config.acceptance * drafts.num_spec_tokens,
+            padding=profile.draft_padding if drafts.num_spec_tokens and not v0 else "none",
         )
 
     def mean_tokens(self, blocks: float) -> float:
@@ -179,13 +182,17 @@ class SketchRequest:
 
 
 class SketchBatch:
-    """A step on the device; `prefill` counts drafts too, `gain` the tokens that a decoding request gets."""
+    """A step on the device; `prefill` counts drafts too, `gain` the tokens that a decoding request gets.
 
-    __slots__ = ("chunks", "decodes", "gain", "kv_tokens", "num_decoding", "prefill", "seconds")
+    `in_prompt`: a scheduled request is inside its prompt.
+    """
+
+    __slots__ = ("chunks", "decodes", "gain", "in_prompt", "kv_tokens", "num_decoding", "prefill", "seconds")
 
     def __init__(self) -> None:
         self.chunks: list[SketchRequest] = []
         self.gain = 1
+        self.in_prompt = False
         self.num_decoding = 0
         self.prefill = 0
         self.decodes = 0

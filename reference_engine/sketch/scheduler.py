@@ -87,6 +87,7 @@ class SketchScheduler:
         return self.counts.blocks_of(self.decode_step, steps)
 
     def _schedule(self, batch: SketchBatch, request: SketchRequest, tokens: int) -> None:
+        batch.in_prompt |= request.num_computed_tokens < request.prompt
         request.num_computed_tokens += tokens
         batch.chunks.append(request)
         batch.kv_tokens += request.num_computed_tokens
@@ -218,22 +219,41 @@ class SketchScheduler:
         """Waiting requests from the head, while `max_num_running_reqs`, budget and blocks last."""
         rules, waiting = self.rules, self.waiting
         token_budget = self._token_budget
+        inside = batch.in_prompt
         while waiting and token_budget > 0 and len(self.running) < rules.max_num_running_reqs:
             request = waiting[0]
             hit = self._hit(request)
             tokens = request.prompt + request.output - hit
             if rules.whole_prompts and tokens > token_budget:
                 break
+            padding = 0 if inside or tokens != 1 else self._padding(batch, hit, token_budget)
+            if padding is None:
+                break
             chunk = min(tokens, token_budget, self._chunk())
             request.tried = True
-            if not self._fits(request, hit + (tokens if rules.gate else chunk)):
+            if not self._fits(request, hit + chunk, hit + tokens):
                 break
             waiting.popleft()
             self._start(request, hit, hit + chunk)
-            token_budget -= chunk
+            token_budget -= chunk + padding
             self.running.append(request)
             self.singles.append(request)
             self._schedule(batch, request, chunk)
+            batch.prefill += padding
+            batch.kv_tokens += padding
+
+    def _padding(self, batch: SketchBatch, hit: int, token_budget: int) -> int | None:
+        """Padding drafts for a request with one token left beside running decodes; None: it has to wait."""
+        drafts, rule = self.rules.drafts, self.rules.padding
+        beside = batch.num_decoding or batch.chunks or (rule == "hit" and hit > 0)
+        if rule == "none" or not beside:
+            return 0
+        longest = self.rules.config.max_model_len
+        if rule == "hit" and hit + 1 + drafts + 1 > longest:
+            return 0
+        if hit + 1 + drafts > longest or 1 + drafts > token_budget:
+            return None
+        return drafts
 
     def head_fits(self) -> bool:
         """Whether the head of the queue could be admitted in a step without prefills."""
@@ -245,14 +265,15 @@ class SketchScheduler:
             return False
         request = self.waiting[0]
         request.tried = True
-        tokens = request.prompt + request.output
-        if not rules.gate:
-            tokens = min(tokens, self._hit(request) + min(left, self._chunk()))
-        return self._fits(request, tokens)
+        known = request.prompt + request.output
+        end = known if rules.v0 else min(known, self._hit(request) + min(left, self._chunk()))
+        return self._fits(request, end, known)
 
-    def _fits(self, request: SketchRequest, tokens: int) -> bool:
+    def _fits(self, request: SketchRequest, end: int, known: int) -> bool:
+        """Whether there are blocks for a first chunk up to `end`, and with the gate for all `known` tokens."""
         rules = self.rules
         num_free_blocks = self.num_free_blocks - (rules.watermark_blocks if self.running or rules.v0 else 0)
+        tokens = max(end + rules.spare, known if rules.gate else 0)  # `_start` takes the spare places too
         need = -(-tokens // rules.block_size)
         if request.group >= 0 and self.groups.get(request.group, (0,))[0] > 0:
             need -= request.shared // rules.block_size
@@ -303,7 +324,7 @@ class SketchScheduler:
             request = waiting[0]
             tokens = request.prompt + request.output
             request.tried = True
-            if tokens > token_budget or not self._fits(request, tokens):
+            if tokens > token_budget or not self._fits(request, tokens, tokens):
                 break
             waiting.popleft()
             self._start(request, 0, tokens)
