@@ -263,10 +263,11 @@ class HybridSketch(SketchReplay):
         """State layers: a prompt's chunk ends where a state is kept."""
         size = self._aligned
         start, known = request.num_computed_tokens, request.prompt + request.output
-        if not size or start >= max(request.prompt, known - 1):
+        prompt_end = max(request.prompt, known - 1)
+        if not size or start >= prompt_end:
             return tokens
         end, last = start + tokens, (known - 1) // size * size
-        if end < known and (end // size * size > start or size <= self.rules.token_budget):
+        if end < prompt_end and (end // size * size > start or size <= self.rules.token_budget):
             end = end // size * size
         if start < last < end:
             end = last
