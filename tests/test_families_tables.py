@@ -63,8 +63,24 @@ def test_what_a_format_declares_is_well_formed() -> None:
     ids=lambda format_: f"{format_.variant}-{format_.template[:30]}",
 )
 def test_a_filled_in_template_gives_its_values_back(format_: Format) -> None:
-    values = {"d": "1,234", "f": "0.25", "gib": "3.5 GiB", "": "some-word_1", "s": "some words, more", "v": "{'a': 1}"}
-    meant = {"d": 1234, "f": 0.25, "gib": 3.5, "": "some-word_1", "s": "some words, more", "v": {"a": 1}}
+    values = {
+        "d": "1,234",
+        "f": "0.25",
+        "gib": "3.5 GiB",
+        "": "some-word_1",
+        "s": "some words, more",
+        "v": "{'a': 1}",
+        "dev": "GPU + host",
+    }
+    meant = {
+        "d": 1234,
+        "f": 0.25,
+        "gib": 3.5,
+        "": "some-word_1",
+        "s": "some words, more",
+        "v": {"a": 1},
+        "dev": "GPU + host",
+    }
     text = re.sub(r"\{([^{}:|]*)\|[^{}]*\}", r"\1", format_.body)
     fields = dict(re.findall(r"\{(\w+)(?::(\w+))?\}", text))
     text = re.sub(r"\{\w+(?::(\w+))?\}", lambda found: values[found[1] or ""], text)

@@ -37,6 +37,7 @@ _PATTERNS: tuple[tuple[str, str, int, str, int], ...] = (
     ("NemotronH", r"(?i)\b8b\b", 6, "mamba", 0),
 )
 _MAMBA2 = ("NemotronH", "Bamba", "FalconH", "GraniteMoeHybrid", "Zamba2")
+_NUMBER = re.compile(r"\d{1,9}")
 _OLDEST_BY_MODE = "0.19.0"
 _DERIVED_SINCE = "0.20.1"
 """The first release whose tokens are derived from the concurrency."""
@@ -204,7 +205,7 @@ def _state_mode(values: Mapping[str, Any], more: Mapping[str, Any]) -> str:
 
 def _sizes(more: Mapping[str, Any]) -> list[int] | None:
     """The block sizes of `kv cache group sizes [784, 784, 784, 784]`."""
-    found = [int(number) for number in re.findall(r"\d{1,9}", str(more.get("kv_group_sizes") or ""))]
+    found = [int(number) for number in _NUMBER.findall(str(more.get("kv_group_sizes") or ""))]
     return found if found and all(found) else None
 
 

@@ -91,6 +91,8 @@ _MORE = (
 
 
 _LONGEST_TEXT = 4096
+_DRAFTS = re.compile(r"num_spec(?:ulative)?_tokens['\"]?\s?[=:]\s?(\d{1,4})")
+_DRAFTER = re.compile(r"method['\"]?\s?[=:]\s?['\"](\w{1,40})['\"]")
 
 _NUMBERS = frozenset(
     (
@@ -152,10 +154,10 @@ def gather(rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any] | None = 
 def _read_drafts(found: Configuration) -> None:
     """How many drafts a step has, and who makes them, from the text of `speculative_config`."""
     text = str(found.more.get("speculative_config") or "")[:_LONGEST_TEXT]
-    number = re.search(r"num_spec(?:ulative)?_tokens['\"]?\s?[=:]\s?(\d{1,4})", text)
+    number = _DRAFTS.search(text)
     if number is not None:
         found.set("num_spec_tokens", int(number[1]), "measured")
-    method = re.search(r"method['\"]?\s?[=:]\s?['\"](\w{1,40})['\"]", text)
+    method = _DRAFTER.search(text)
     if method is not None:
         found.more["spec_method"] = method[1]
 

@@ -35,6 +35,7 @@ _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "TRACE": "DEBUG", "SUCCESS": 
 _LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "C": "CRITICAL", "F": "CRITICAL"}
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_CLOCK_TIME = re.compile(r"\d\d:\d\d:\d\d")
 _KINDS = {
     "iso": rf"\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?: ?Z| ?[+-]\d\d:?\d\d)?",
     "short": rf"\d\d[-/]\d\d[ T]{_CLOCK}",
@@ -260,7 +261,7 @@ class Layout:
 
 
 def _clock_length(stamp: str) -> int:
-    found = re.search(r"\d\d:\d\d:\d\d", stamp)
+    found = _CLOCK_TIME.search(stamp)
     return len(stamp) - found.start() if found else 0
 
 

@@ -67,6 +67,8 @@ _AFTER_TEXT = re.compile(rf",\s?(?:{_WORDS})")
 _CLOSES = re.compile(
     r"['\"], ?(?:(?:params: |sampling[_ ]params: )(?:Sampling|Pooling|BeamSearch)Params\(|prefix_pos: |prompt[_ ]token[_ ]ids: |output_token_ids: |finish_reason: )"
 )
+# Messages that print no more of a client's than an id. Who could begin one could also write a whole one.
+_LIFE = re.compile(r"(?:Added|Aborted|Finished) request ")
 _ANY = "?"  # what stands behind a record may be a part of it
 _MOST_PARTS = 4_000  # strings in one record's parameters
 # Those who answer clients: what they print of an error is a client's.
@@ -465,6 +467,8 @@ def is_told_again(pending: Record, header: Header, message: str) -> bool:
     before = families.match(pending.message, prefixed=True)
     if before is not None:
         return said.family != before.family and not families.is_servers_own(before.family, before.variant)
+    if _LIFE.match(pending.message) and _LIFE.match(message):
+        return False
     return said.family in _NO_ERRORS or _CLIENT_FACING.match(header.origin) is not None
 
 

@@ -145,3 +145,10 @@ def test_limits_that_vary_are_read_in_bulk(prompt: str, monkeypatch: pytest.Monk
     frames = assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])])
     assert frames["request"]["max_tokens"].n_unique() == 2000
     assert sum(others) < 20
+
+
+def test_an_id_that_no_format_reads_costs_no_other_request() -> None:
+    names = ["a", "a: params: b", "cmpl-0f9a", "c"]
+    data = "\n".join([*(record(f"Added request {name}.") for name in names), ""]).encode()
+    frames = assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])])
+    assert frames["request"]["request_id"].to_list() == ["a", "cmpl-0f9a", "c"]

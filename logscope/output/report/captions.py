@@ -44,8 +44,9 @@ _TELLING = (
     re.compile(r"(?:KV cache|memory) usage:? [\d.]+ ?%?", re.I),
     re.compile(r"\([\d.]+ GiB.{0,40}which is larger than.{0,60}?GiB\)?|larger than the maximum[^.]{0,80}", re.I),
     re.compile(r"preempt\w*|out of memory|maximum model length[^.]{0,40}|\bdied\b", re.I),
-    re.compile(r"\w+Error\b.{0,60}"),
+    re.compile(r"\b\w+Error\b.{0,60}"),
 )
+_REASON_ENDS = re.compile(r"[:;(]")
 
 
 def worst_engine(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def headline(document: Mapping[str, Any]) -> str:
     if verdict != "not-enough-evidence":
         said = VERDICTS[verdict].title if verdict in VERDICTS else verdict
         return f"Overloaded. {said}" if is_overloaded(document) else said
-    short = re.split(r"[:;(]", reason(document))[0].strip().rstrip(".")
+    short = _REASON_ENDS.split(reason(document))[0].strip().rstrip(".")
     return f"{VERDICTS[verdict].title}: {lowered(short)}"
 
 

@@ -160,7 +160,7 @@ class _SourceInBulk:
         messages = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
         complete = messages.request if facts is None else np.zeros_like(messages.request)
-        mark_told_again(found)
+        mark_told_again(found, messages.event)
         last = mark_tails(found, block, complete)
         stretch = BlockRows(self.reader, self.builder, number, block, found, messages, facts, self.take)
         count = last if more and last else len(block)

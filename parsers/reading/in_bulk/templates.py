@@ -445,10 +445,11 @@ def is_odd(message: pl.Expr) -> pl.Expr:
     return message.str.contains_any(words) | message.str.contains(_ODD) | message.str.contains(_OPENS)
 
 
-def mark_told_again(found: Structure) -> None:
+def mark_told_again(found: Structure, read: Mask) -> None:
     """Mark as bad the records with the very prefix of a record before them that may hold client text, and all between.
 
-    `parsers.records.record.is_told_again` decides: they may be no records but further lines of that text.
+    `parsers.records.record.is_told_again` decides: they may be no records but further lines of that text. A record that begins as a
+    known one but was not `read` may hold anything.
     """
     known: dict[str, int] = {}
     codes = np.zeros(len(found.header), np.int64)
@@ -458,8 +459,8 @@ def mark_told_again(found: Structure) -> None:
         one = group.beginning
         text = "\x1f".join(map(str, (one.process, one.pid, one.level, one.origin)))
         codes[group.rows] = known.setdefault(text, len(known) + 1)
-        open_[group.rows] = not families.is_servers_own(one.family, one.variant)
-        kinds[group.rows] = 1 + families.FAMILIES.index(one.family)
+        open_[group.rows] = (not families.is_servers_own(one.family, one.variant)) | ~read[group.rows]
+        kinds[group.rows] = np.where(read[group.rows], 1 + families.FAMILIES.index(one.family), 0)
     if len(found.records):
         parts = [pl.col(name).cast(pl.String()).fill_null("None") for name in ("process", "pid", "level", "origin")]
         texts = found.records.select(pl.concat_str(parts, separator="\x1f")).to_series()
