@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "samples"
@@ -23,6 +24,12 @@ NO_BROWSER = "no Chromium on this machine (Debian: apt install chromium)"
 NO_JOURNAL = "no journalctl on this machine (Debian: apt install systemd systemd-journal-remote)"
 
 IN_CI = os.environ.get("LOGSCOPE_CI") == "1"
+
+# A check of a commit says the same thing twice: there the examples of properties are always the same ones. A developer's run and
+# `make fuzz` draw new ones each time. No test is timed: machines are busy.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("developer", deadline=None)
+settings.load_profile("ci" if IN_CI else "developer")
 
 
 @pytest.fixture(scope="session")
