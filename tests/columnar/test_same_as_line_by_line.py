@@ -67,6 +67,7 @@ ORDINARY = [
     API + access().removeprefix("INFO:     "),
 ]
 UNUSUAL = [
+    record(STEP.replace(": 3 context", ": 3' context")),  # begins as a known message, and is none
     "",
     "   ",
     "a foreign line",

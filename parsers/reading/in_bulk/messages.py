@@ -155,6 +155,9 @@ def _others(found: Structure, messages: BlockMessages, records: pl.DataFrame) ->
             continue
         match = families.match(text, prefixed=True)
         if match is None:
+            found.bad[row] |= found.alike.header[
+                row
+            ]  # it begins as a known message, and is none: what follows may be its own
             continue
         messages.warnings.pop(row, None)
         if match.family not in _FAMILIES or match.variant in OF_A_START:
