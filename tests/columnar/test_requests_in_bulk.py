@@ -152,3 +152,11 @@ def test_an_id_that_no_format_reads_costs_no_other_request() -> None:
     data = "\n".join([*(record(f"Added request {name}.") for name in names), ""]).encode()
     frames = assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])])
     assert frames["request"]["request_id"].to_list() == ["a", "cmpl-0f9a", "c"]
+
+
+def test_a_prompt_that_looks_like_a_record_is_counted() -> None:
+    prompts = ["one", "INFO 05-09 00:49:33 [loggers.py:259] glued", "two"]
+    asked = "params: SamplingParams(n=1, max_tokens=3, min_tokens=0), prompt_token_ids: [], lora_request: None."
+    lines = [record(f"Received request cmpl-{i}: prompt: {said!r}, {asked}") for i, said in enumerate(prompts)]
+    data = "\n".join([*lines, ""]).encode()
+    assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])])

@@ -20,7 +20,7 @@ from parsers.reading.frames import fields_frame
 from parsers.reading.in_bulk.block import Block, Mask, Rows
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.requests import fields_of
-from parsers.records.prefix import strip_ansi
+from parsers.records.prefix import find_glued, strip_ansi
 
 __all__ = ["prompted"]
 
@@ -133,6 +133,8 @@ def _length(prompt: bytes) -> int | None:
         text = prompt.decode("utf-8", "replace")
         if strip_ansi(text) != text:
             return _UNKNOWN
+    if (b"] " in prompt or b".py:" in prompt) and find_glued(prompt.decode("utf-8", "replace"), 0) >= 0:
+        return _UNKNOWN  # it is counted as a client's text that looks like a record
     if len(prompt.translate(None, _CONTROLS)) < len(prompt):
         return _UNKNOWN
     quote, inner = prompt[:1], prompt[1:-1]
