@@ -101,7 +101,9 @@ def _check_growing(case: Case, folder: Path) -> None:
         if what != "run" and to < len(data):  # a log is rotated between lines
             to = max(at, data.rfind(b"\n", 0, to) + 1)
             if to and data[to - 1 : to] != b"\n":  # the last run read half a line: its writer ends it first
-                to = data.find(b"\n", to) + 1 or len(data)
+                to = data.find(b"\n", to) + 1
+                if not to:
+                    continue
         with log.open("ab") as out:
             out.write(data[at:to])
         at = to
