@@ -28,7 +28,7 @@ from logscope.execution.executors import Serial
 from logscope.execution.fleet_reading import read_fleet
 from logscope.inference.result import Effort, PreemptionCount
 from logscope.log import frames as span_reading
-from logscope.log import kept_rows as analysis_rows
+from logscope.log import kept_rows
 from logscope.log.frames import SETUP_FAMILIES, LogFrames, read_log
 from logscope.log.kept_rows import LARGE_FAMILIES
 from logscope.log.span import Moment, Reading, Span
@@ -54,8 +54,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _make_small(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(analysis_rows, "LARGE", 30)
-    patch.setattr(analysis_rows, "STEP", 60)
+    patch.setattr(kept_rows, "LARGE", 30)
+    patch.setattr(kept_rows, "STEP", 60)
     patch.setattr(frames, "CHUNK", 3)
     patch.setattr(reading, "BLOCK", 1)
     whole = Source.blocks
@@ -207,8 +207,8 @@ def test_probes_behind_the_last_statistics_line_are_counted(tmp_path: Path, smal
 
 
 def test_few_rows_stand_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_rows, "LARGE", 500)
-    monkeypatch.setattr(analysis_rows, "STEP", 200)
+    monkeypatch.setattr(kept_rows, "LARGE", 500)
+    monkeypatch.setattr(kept_rows, "STEP", 200)
     monkeypatch.setattr(reading, "BLOCK", 1 << 12)
     log = tmp_path / "server.log"
     events = (LINES[0], LINES[2], LINES[4], LINES[8], LINES[4])

@@ -126,7 +126,7 @@ def check_targets(inputs: Iterable[str | Path | None]) -> None:
         identity = _identity(path)
         if identity in read:
             raise click.UsageError(f"{option} {path}: this is what is read; a log is never written to")
-        if identity in written and not _is_special(path):
+        if identity in written and not _is_device(path):
             raise click.UsageError(f"{option} {path}: {written[identity]} writes there already; give another name")
         written[identity] = option
 
@@ -139,7 +139,7 @@ def _identity(path: Path) -> tuple[Any, ...]:
     return (os.path.realpath(path),)
 
 
-def _is_special(path: Path) -> bool:
+def _is_device(path: Path) -> bool:
     """/dev/null and /dev/stdout take as many results as one likes."""
     with suppress(OSError):
         return stat.S_ISCHR(path.stat().st_mode)

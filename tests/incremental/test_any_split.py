@@ -19,8 +19,7 @@ from logscope.log.frames import read_log
 from logscope.log.span import Moment, Reading, Span
 from logscope.log.state.frames import read_with_state
 from logscope.output.json import analysis_document
-from parsers.reading.in_bulk import reader as reading
-from parsers.reading.in_bulk import reader as resumed
+from parsers.reading.in_bulk import reader
 from parsers.sources.source import expand
 from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, quiet, two_engines
@@ -92,9 +91,9 @@ def rotate(folder: Path, press: str) -> None:
 @pytest.fixture(params=[1000, 20], ids="left {}".format)
 def lines_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """So few lines at the end of the news are read one by one, the others in bulk."""
-    monkeypatch.setattr(resumed, "LEFT", request.param)
-    monkeypatch.setattr(reading, "_FEWEST", 1)
-    monkeypatch.setattr(resumed, "BLOCK", 2000)
+    monkeypatch.setattr(reader, "LEFT", request.param)
+    monkeypatch.setattr(reader, "_FEWEST", 1)
+    monkeypatch.setattr(reader, "BLOCK", 2000)
 
 
 @pytest.mark.usefixtures("lines_left")

@@ -15,7 +15,7 @@ import polars as pl
 
 from logscope.atomic_files import whole_file
 from logscope.evidence.finding import Evidence
-from logscope.log import kept_rows as analysis_rows
+from logscope.log import kept_rows
 from logscope.log.frames import EVIDENCE_FAMILIES, LogFrames, within_span
 from logscope.log.kept_rows import LARGE_FAMILIES, RepresentativeRows
 from logscope.log.parquet import RowGroups
@@ -43,7 +43,7 @@ def large_families(folder: Path, segments: Sequence[str]) -> dict[str, list[Path
         family = name.split(".")[-2]
         if family in LARGE_FAMILIES:
             found.setdefault(family, []).append(folder / name)
-    return {f: files for f, files in found.items() if sum(map(_rows, files)) >= analysis_rows.LARGE}
+    return {f: files for f, files in found.items() if sum(map(_rows, files)) >= kept_rows.LARGE}
 
 
 def places_in(rows: pl.LazyFrame) -> list[Place]:
