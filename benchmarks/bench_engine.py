@@ -24,8 +24,7 @@ from pathlib import Path
 
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.ledger import RequestRecord
-from reference_engine.model.request import Request
+from reference_engine.model.request import Request, RequestRecord
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
 from reference_engine.replay.results import replay, summarise

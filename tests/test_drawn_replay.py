@@ -7,8 +7,7 @@ import pytest
 
 from logscope.diagnosis import spikes as drawn_replay
 from logscope.diagnosis.spikes import lanes, latencies_under, since_idle
-from logscope.inference.prediction import Samples
-from logscope.inference.workloads import Workload
+from logscope.inference.prediction import Samples, Workload
 from logscope.server.scenario import Scenario
 from reference_engine.cost.step_time import LinearStepTime, StepCost
 from reference_engine.model.config import EngineConfig

@@ -25,7 +25,7 @@ from logscope.commands.cli import cli
 from logscope.diagnosis import long_logs
 from logscope.evidence.finding import Evidence
 from logscope.execution.executors import Serial
-from logscope.execution.fleet_reading import read_fleet
+from logscope.execution.fleet import read_fleet
 from logscope.inference.result import Effort, PreemptionCount
 from logscope.log import frames as span_reading
 from logscope.log import kept_rows

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from logscope.diagnosis.findings.replayed import compare_orders, ordering_finding
-from logscope.inference.prediction import Samples
-from logscope.inference.workloads import Workload
+from logscope.inference.prediction import Samples, Workload
 from logscope.server.engines import EngineFacts, KvCache
 from reference_engine.cost.step_time import StepCost
 from reference_engine.model.config import EngineConfig

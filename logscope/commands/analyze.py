@@ -215,7 +215,7 @@ def command(
       logscope analyze 'logs/**/*.log.zst' --jobs 8
     """
     from logscope.execution.executors import executor_for
-    from logscope.execution.fleet_analysis import analyze_on, read_on, server_rows
+    from logscope.execution.fleet import analyze_on, read_on, server_rows
     from logscope.inference.result import Effort
     from logscope.log.frames import SETUP_FAMILIES
     from logscope.log.span import partly_read
@@ -282,7 +282,7 @@ def _reached(names: frozenset[str], document: Mapping[str, Any]) -> bool:
 
 
 def _print(found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display) -> None:
-    from logscope.execution.fleet_analysis import servers_of
+    from logscope.execution.fleet import servers_of
     from logscope.output.json import analysis_document
     from logscope.output.terminal.answer import print_answer
 

@@ -69,7 +69,7 @@ def command(
       logscope replay requests.jsonl --config engine.json --trace replay.json
     """
     from logscope.execution.workload_replay import changed_job, open_job, read_config, run_job
-    from reference_engine.model.errors import EngineError
+    from reference_engine.model import EngineError
 
     if trace is not None and len(workloads) > 1:
         raise LogscopeError("--trace shows one workload: name a single file")

@@ -16,9 +16,8 @@ import polars as pl
 
 from logscope.diagnosis.verdict import verdict_of_ledger
 from logscope.evidence.finding import Evidence, evidence_of
-from logscope.inference.prediction import Samples, delay, means_of, slow_requests
+from logscope.inference.prediction import Samples, delay, drive_workload, means_of, replay_workload, slow_requests
 from logscope.inference.result import InferredReplay
-from logscope.inference.workloads import drive_workload, replay_workload
 from logscope.server.engines import EngineFacts
 from logscope.server.scenario import Scenario, scenario_of
 from reference_engine.replay.recording import Phase, RecordedReplay

@@ -18,7 +18,7 @@ from logscope.errors import LogscopeError
 from logscope.inference.prediction import LABELS, slow_and_typical
 from logscope.sanitize import json_document
 from reference_engine.cost.step_time import LinearStepTime, StepTime
-from reference_engine.model.errors import ConfigError, NoProgressError, SchedulerFailedError, WorkloadError
+from reference_engine.model import ConfigError, NoProgressError, SchedulerFailedError, WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.replay.plain import PlainReplay, drive, make_scheduler
 from reference_engine.replay.recording import RecordedReplay, write_trace

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from logscope.evidence.context import CLEAN_STOP_S
-from logscope.live.pressure import EnginePressure, Reading
+from logscope.evidence.pressure import EnginePressure, Reading
 from logscope.sanitize import clean, redacted
 from logscope.server.settings import gather
 from logscope.server.unsupported import uncounted_feature

@@ -27,9 +27,8 @@ from logscope.log.span import Reading, Span, Wanted
 from logscope.log.stored_rows import FrameFiles, StoredRows
 from parsers.envelopes.form import zone_of
 from parsers.reading.by_line import Keep
-from parsers.reading.columns import Lean
 from parsers.reading.events import Coverage, Event
-from parsers.reading.frames import FrameBuilder
+from parsers.reading.frames import FrameBuilder, Lean
 from parsers.reading.in_bulk import read_frames
 from parsers.reading.in_bulk.reader import Evidence as TakesLine
 

@@ -17,9 +17,8 @@ from logscope.log.span import Wanted
 from logscope.log.stored_rows import StoredRows, StoredWriter
 from logscope.server.unsupported import GRAMMAR, POOLING_PATHS
 from parsers.families.http import PROBE_PATHS, endpoint
-from parsers.reading.columns import Lean
 from parsers.reading.events import Event
-from parsers.reading.frames import FrameBuilder
+from parsers.reading.frames import FrameBuilder, Lean
 
 __all__ = ["LARGE_FAMILIES", "AnalysisRows", "RepresentativeRows", "marked", "representatives"]
 LARGE_FAMILIES = ("request", "http", "iteration")

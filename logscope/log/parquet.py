@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import polars as pl
 
-from parsers.reading.columns import Lean, Value, repeated, stacked
+from parsers.reading.frames import Lean, Value, repeated, stacked
 
 __all__ = ["Footer", "RowGroups", "footer_of", "joined_footer"]
 MAGIC = b"PAR1"

@@ -18,9 +18,8 @@ import polars as pl
 
 from logscope.atomic_files import temporary_file, whole_file
 from logscope.log.parquet import RowGroups
-from parsers.reading.columns import Lean
 from parsers.reading.events import Event
-from parsers.reading.frames import FrameBuilder, columns_of
+from parsers.reading.frames import FrameBuilder, Lean, columns_of
 
 __all__ = ["FrameFiles", "Numbers", "StoredRows", "StoredWriter", "columns_kept"]
 _PLACE = ("order", "source", "line", "time", "outer_time", "at", "server", "run", "variant")

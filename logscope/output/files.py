@@ -24,7 +24,7 @@ from logscope.analysis import Analysis, EngineResult
 from logscope.atomic_files import whole_file, whole_text
 from logscope.diagnosis.spikes import lanes, report_frames
 from logscope.errors import LogscopeError
-from logscope.execution.fleet_analysis import servers_of
+from logscope.execution.fleet import servers_of
 from logscope.execution.workload_replay import JobResult, result_object
 from logscope.inference.result import InferredReplay
 from logscope.output.json import analysis_document
@@ -80,7 +80,7 @@ def write_workload(found: Analysis, path: Path) -> None:
 
     Raises NothingReplayedError where nothing was inferred.
     """
-    from reference_engine.traces.json_lines import write_requests
+    from reference_engine.traces.workload_file import write_requests
 
     result, answer = _replayed(found)
     config = engine_config(result.log.facts)

@@ -9,9 +9,9 @@ from typing import Any
 from logscope.server.engines import EngineFacts, engine_config
 from logscope.server.flags import flag_for
 from logscope.server.settings import SETTINGS, SettingError
-from reference_engine.cost.kv_capacity import ModelShape, Parallel, Placement, rescaled_num_blocks
+from reference_engine.cost.hardware import ModelShape, Parallel, Placement, rescaled_num_blocks
+from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig, check_config
-from reference_engine.model.errors import ConfigError
 
 __all__ = ["Scenario", "StepScale", "flag_text", "scenario_of"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from logscope.server.flags import ALIASES
-from reference_engine.model.errors import ConfigError
+from reference_engine.model import ConfigError
 from reference_engine.model.kv_group import group_record, groups_from_records
 
 __all__ = ["SETTINGS", "Configuration", "SettingError", "gather", "parse_settings"]

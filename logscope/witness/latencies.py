@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from logscope.sanitize import believed_number, json_document
-from logscope.witness.fetch import WitnessError, text_of
+from logscope.witness.metrics import WitnessError, text_of
 from parsers.sources.object_stores import without_secrets
 
 __all__ = ["ClientRequest", "LatencyWitness", "read_latencies"]

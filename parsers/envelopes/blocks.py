@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.form import Envelope
 from parsers.envelopes.forms import BY_START
-from parsers.envelopes.journal_fields import ExportReader, journal_entry
 from parsers.envelopes.rare import Rows, goes_back, inner_clocks, newest_last, rows_of
 from parsers.envelopes.structured import JsonForm, from_line, json_form
+from parsers.envelopes.system_log import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE, merged_outer
 from parsers.lines import Heads, Line, Loss, Outer, TextBlock, text_blocks
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from parsers.envelopes import structured
 from parsers.envelopes.form import Clock, Peeled
-from parsers.envelopes.journal_fields import journal_entry
 from parsers.envelopes.rare import mapping_of
+from parsers.envelopes.system_log import journal_entry
 
 __all__ = ["Collector", "Verdict", "begin"]
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import csv
 import re
 
-from parsers.envelopes import syslog
+from parsers.envelopes import system_log as syslog
 from parsers.envelopes.form import ISO, Clock, Envelope, Peeled, looks_like_record, of_each_line
 from parsers.lines import Outer
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parsers.envelopes.form import Clock, Peeled, looks_like_record
-from parsers.envelopes.journal_fields import journal_entry
+from parsers.envelopes.system_log import journal_entry
 from parsers.lines import Heads, JsonRecord, Outer, json_without_lone_surrogates
 
 __all__ = ["JsonForm", "TakenOff", "entries", "from_line", "json_form", "parse"]

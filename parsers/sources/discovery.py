@@ -1,4 +1,4 @@
-"""Which files the arguments of a command mean: files, folders, globs, and `-`."""
+"""Which files the arguments of a command mean (files, folders, globs, `-`), and which of them are one rotated stream, oldest first."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from parsers.sources.journal import has_journal
-from parsers.sources.object_stores import RemoteError, RemoteFile, is_remote, remote_files, without_secrets
-from parsers.sources.rotation import natural_key, rotation_of
+from parsers.sources.object_stores import RemoteError, RemoteFile, is_remote, natural_key, remote_files, without_secrets
 
-__all__ = ["Found", "discover"]
+__all__ = ["Found", "Rotation", "discover", "pod_of", "rotation_of"]
 
 _LOG_NAME = re.compile(
     r"(?:\.(?:log|txt|out|err|stdout|stderr|journal|json|jsonl|ndjson|export)\Z|log|messages|stdout|stderr|console|vllm)",
@@ -27,6 +26,22 @@ _OTHER_KIND = re.compile(
 _JSON_NAME = re.compile(r"\.(?:json|jsonl|ndjson)\Z", re.I)
 # a JSON file of a folder is a log only if it holds one of the keys under which log text stands
 _TEXT_KEYS = re.compile(rb'"(?:log|message|msg|MESSAGE|textPayload|@message|line|values)"\s*:')
+
+# Rotated files: the forms of logrotate (server.log.2.gz, server.log-20260501), Python's timed and sized handlers
+# (server.log.2026-05-01_00-00-00), the kubelet (0.log.20260501-120000.gz) and loguru (server.2026-05-01.log).
+_COMPRESSED = re.compile(r"\.(?:gz|zst|zstd|xz|bz2|gzip)\Z", re.I)
+_NUMBERED = re.compile(r"(?P<base>.*[A-Za-z])\.(?P<number>\d{1,4})\Z")  # server.log.2
+_DATE = r"(?P<date>\d{4}-?[01]\d-?[0-3]\d(?:[-_T.]?\d\d[-_.:]?\d\d(?:[-_.:]?\d\d)?(?:[_.]\d{1,6})?)?)"
+_DATED = re.compile(rf"(?P<base>.+)[-_.]{_DATE}\Z")  # server.log-20260501
+_DATE_INSIDE = re.compile(rf"(?P<base>.+)[-_.]{_DATE}(?P<suffix>\.[A-Za-z]{{2,6}})\Z")  # server.2026-05-01.log
+# /var/log/pods/default_vllm-0_6f1c.../vllm/1.log: a container's second run, with its own rotated files
+_KUBELET = re.compile(r"(?P<restart>\d{1,5})\.log(?:\.(?P<date>\d{8}-\d{6}))?\Z")
+_POD_FOLDER = re.compile(r"[a-z0-9.-]+_[a-z0-9.-]+_[0-9a-f-]{8,64}\Z")
+_POD_PATH = re.compile(
+    r"(?:\A|/)[a-z0-9.-]+_(?P<pod>[a-z0-9.-]+)_[0-9a-f-]{8,64}/(?P<container>[a-z0-9-]+)/\d{1,5}\.log"
+)
+# /var/log/containers/vllm-0_default_vllm-<64 hex digits>.log
+_CONTAINER_LINK = re.compile(r"(?:\A|/)(?P<pod>[a-z0-9.-]+)_[a-z0-9.-]+_(?P<container>[a-z0-9-]+)-[0-9a-f]{64}\.log")
 
 
 class Found(NamedTuple):
@@ -176,3 +191,37 @@ def _no_json_log(path: Path) -> str | None:
     except OSError:
         return None  # reading it will say so
     return None if _TEXT_KEYS.search(head) else "JSON without log text"
+
+
+class Rotation(NamedTuple):
+    """`base` is the live file's name; `age` sorts the set oldest first."""
+
+    base: str
+    age: tuple[int, int, str]
+
+
+def rotation_of(name: str) -> Rotation:
+    """Where a file (its path as text) stands in its rotated set; a file of no set is its own base, the youngest."""
+    path = PurePath(name)
+    stem = _COMPRESSED.sub("", path.name) or path.name
+    if not stem:
+        return Rotation(name, (2, 0, ""))
+    if (found := _KUBELET.match(stem)) and _POD_FOLDER.match(path.parent.parent.name):
+        restart, date = 3 * int(found["restart"]), found["date"]
+        age = (restart, 0, date) if date else (restart + 2, 0, "")
+        return Rotation(str(path.with_name("0.log")), age)
+    for pattern in (_DATED, _DATE_INSIDE):
+        if found := pattern.match(stem):
+            base = found["base"] + (found["suffix"] if pattern is _DATE_INSIDE else "")
+            return Rotation(str(path.with_name(base)), (0, 0, re.sub(r"\D", "", found["date"]).ljust(20, "0")))
+    if found := _NUMBERED.match(stem):
+        return Rotation(str(path.with_name(found["base"])), (1, -int(found["number"]), ""))
+    return Rotation(str(path.with_name(stem)), (2, 0, ""))
+
+
+def pod_of(path: str) -> tuple[str, str] | None:
+    """Pod and container that a file's place tells: the kubelet's folders and the links to them."""
+    for pattern in (_POD_PATH, _CONTAINER_LINK):
+        if found := pattern.search(path):
+            return found["pod"], found["container"]
+    return None

@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, BinaryIO, cast
 
-from parsers.sources.rotation import natural_key
-
-__all__ = ["RemoteError", "RemoteFile", "WebStream", "is_remote", "remote_files", "sentence_of", "without_secrets"]
+__all__ = [
+    "RemoteError",
+    "RemoteFile",
+    "WebStream",
+    "is_remote",
+    "natural_key",
+    "remote_files",
+    "sentence_of",
+    "without_secrets",
+]
 
 BLOCK = 4 << 20
 CONNECT_S = 15.0
@@ -32,6 +39,7 @@ _USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{1,20}://)[^/?#\s]{1,1000}@", re
 _QUERY = re.compile(r"(?P<address>[a-z][a-z0-9+.-]{1,20}://[^\s?#]{1,2000})(?P<query>\?[^\s#]*)?(?:#[^\s]*)?", re.I)
 _VALUE = re.compile(r"=[^&;]+")
 _MAGIC = re.compile(r"[*?\[]")
+_NUMBER_RUN = re.compile(r"(\d+)")
 _LOCAL = ("file://", "local://")
 _CHANGED = ("LastModified", "mtime", "updated", "created")
 
@@ -194,3 +202,9 @@ def _of_the_web(error: BaseException) -> str:
         return CUT_OFF
     text = without_secrets(str(error).strip().partition("\n")[0])[:200]
     return text or kind
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts `worker-2.log` before `worker-10.log`."""
+    parts = _NUMBER_RUN.split(name)
+    return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in parts]

@@ -27,11 +27,10 @@ from parsers.lines import Line, Loss, Outer, TextBlock, after_hole, is_binary, t
 from parsers.records.layouts import NO_CLOCK, Layout, layout_of
 from parsers.records.prefix import parse_header, strip_ansi
 from parsers.sources.compression import BLOCK, DamagedError, compression_of, decoded, open_blocks, unsupported
-from parsers.sources.discovery import Found, discover
+from parsers.sources.discovery import Found, discover, pod_of, rotation_of
 from parsers.sources.journal import MAGIC, JournalError, JournalQuery, export_blocks
 from parsers.sources.object_stores import RemoteFile, sentence_of
 from parsers.sources.resuming import TailWindow
-from parsers.sources.rotation import pod_of, rotation_of
 
 __all__ = ["JournalQuery", "Source", "Sources", "expand", "journal_of", "open_file", "pushed_back"]
 

@@ -14,8 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reference_engine.cost.hardware import Gpu
-from reference_engine.cost.kv_capacity import ModelShape, Parallel
+from reference_engine.cost.hardware import Gpu, ModelShape, Parallel
 
 __all__ = ["CostFit", "Efficiency", "Floats", "LinearStepTime", "RooflineStepTime", "StepCost", "StepTime"]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from reference_engine.model.errors import ConfigError, WorkloadError
+from reference_engine.model import ConfigError, WorkloadError
 from reference_engine.model.kv_group import KvGroup, alignment_of
 from reference_engine.model.request import Request
 

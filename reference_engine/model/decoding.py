@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from reference_engine.model.ledger import RequestRecord
-from reference_engine.model.request import RequestState
+from reference_engine.model.request import RequestRecord, RequestState
 
 __all__ = ["DECODING_FIELDS", "DecodingBatch", "DecodingCounts", "DecodingRequest", "DecodingT", "FastBatch"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference_engine.model.errors import ConfigError
+from reference_engine.model import ConfigError
 
 __all__ = [
     "GROUP_KINDS",

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from reference_engine.cost.step_time import StepTime
+from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig, check_config, check_request, check_workload
-from reference_engine.model.errors import ConfigError
-from reference_engine.model.ledger import RequestRecord, nanoseconds
-from reference_engine.model.request import Request
+from reference_engine.model.request import Request, RequestRecord, nanoseconds
 from reference_engine.model.step import RequestId
 from reference_engine.v1.profile import profile_of
 

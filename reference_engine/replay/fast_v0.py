@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from reference_engine.cost.step_time import StepTime
+from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.model.decoding import FastBatch
-from reference_engine.model.errors import ConfigError
-from reference_engine.model.ledger import DECODE, PREEMPTED_WAIT, QUEUED, chunk_kind
+from reference_engine.model.request import DECODE, PREEMPTED_WAIT, QUEUED, chunk_kind
 from reference_engine.model.step import RequestId, Step
 from reference_engine.replay.clock import batch_duration
 from reference_engine.replay.fast_base import BaseFastReplay

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reference_engine.cost.step_time import StepTime
+from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig, check_config
-from reference_engine.model.errors import ConfigError
-from reference_engine.model.ledger import BUDGET, DECODE, PREEMPTED_WAIT, QUEUED
-from reference_engine.model.request import Request
+from reference_engine.model.request import BUDGET, DECODE, PREEMPTED_WAIT, QUEUED, Request
 from reference_engine.model.step import RequestId, Step
 from reference_engine.replay.clock import batch_duration
-from reference_engine.replay.decode_stretch import close_decode_stretch, open_decode_stretch, run_decode_stretch
-from reference_engine.replay.fast_base import BaseFastReplay
+from reference_engine.replay.fast_base import (
+    BaseFastReplay,
+    close_decode_stretch,
+    open_decode_stretch,
+    run_decode_stretch,
+)
 from reference_engine.v1.batch import Chunk, ChunkLoad, FastState, V1FastBatch, fast_path_covers, load_of
 from reference_engine.v1.fast_scheduler import V1FastScheduler, full_step
 

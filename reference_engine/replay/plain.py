@@ -14,19 +14,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from reference_engine.cost.step_time import StepTime
+from reference_engine.model import ConfigError, NoProgressError, WorkloadError
 from reference_engine.model.config import EngineConfig, check_config
-from reference_engine.model.errors import ConfigError, NoProgressError, WorkloadError
-from reference_engine.model.ledger import (
+from reference_engine.model.request import (
     BUDGET,
     DECODE,
     INTERFERENCE,
     PREEMPTED_WAIT,
     PREFILL,
     QUEUED,
+    Request,
     RequestRecord,
     chunk_kind,
 )
-from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration, Outcome, RequestId, Scheduler, Step, StepLog
 from reference_engine.replay.clock import ReplayClock, batch_duration
 from reference_engine.v0.step import V0Step

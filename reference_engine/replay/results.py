@@ -15,8 +15,7 @@ import polars as pl
 
 from reference_engine.cost.step_time import StepTime
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.ledger import LABELS, RequestRecord
-from reference_engine.model.request import Request
+from reference_engine.model.request import LABELS, Request, RequestRecord
 from reference_engine.model.step import STEP_COLUMNS, StepLog
 from reference_engine.replay.clock import usage_blocks
 from reference_engine.replay.fast_v0 import V0FastReplay

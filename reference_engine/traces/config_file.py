@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_engine.cost.hardware import Gpu, find_gpu
-from reference_engine.cost.kv_capacity import ModelShape, Parallel, Placement, kv_capacity
+from reference_engine.cost.hardware import Gpu, ModelShape, Parallel, Placement, find_gpu, kv_capacity
 from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime, StepTime
+from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import ConfigError
 from reference_engine.model.kv_group import groups_from_records, several_groups
 
 __all__ = [

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from reference_engine.model import ConfigError, WorkloadError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import ConfigError, WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration
 from reference_engine.traces.config_file import Setup, clock_of, finite_number, settings_of, short_repr

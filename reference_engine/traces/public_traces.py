@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TextIO
 
-from reference_engine.model.errors import WorkloadError
+from reference_engine.model import WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.traces.config_file import finite_number
 from reference_engine.traces.workload_file import Row, Workload, finish_workload

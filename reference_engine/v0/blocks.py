@@ -13,8 +13,8 @@ from bisect import bisect_left
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from reference_engine.model import SchedulerFailedError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import SchedulerFailedError
 from reference_engine.v0.profile import V0Profile
 from reference_engine.v0.step import V0State
 from reference_engine.v1.blocks import Contents

@@ -13,7 +13,7 @@ from typing import cast
 
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.decoding import DECODING_FIELDS, DecodingBatch, DecodingRequest
-from reference_engine.model.ledger import RequestRecord
+from reference_engine.model.request import RequestRecord
 from reference_engine.model.step import RequestId
 from reference_engine.v0.blocks import CountingPool
 from reference_engine.v0.profile import profile_for

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain
 
+from reference_engine.model import SchedulerFailedError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import SchedulerFailedError
 from reference_engine.model.request import Request
 from reference_engine.model.step import Outcome, RequestId, Step
 from reference_engine.v0.blocks import V0Memory

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.decoding import DECODING_FIELDS, DecodingRequest, FastBatch
-from reference_engine.model.ledger import DECODE, RequestRecord, chunk_kind
-from reference_engine.model.request import RequestState
+from reference_engine.model.request import DECODE, RequestRecord, RequestState, chunk_kind
 from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, UnsharedPool
 from reference_engine.v1.profile import profile_of
 

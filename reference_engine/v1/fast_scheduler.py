@@ -13,8 +13,7 @@ from typing import cast
 
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.decoding import DecodingBatch
-from reference_engine.model.ledger import RequestRecord
-from reference_engine.model.request import RequestState
+from reference_engine.model.request import RequestRecord, RequestState
 from reference_engine.model.step import RequestId, Step
 from reference_engine.v1.batch import Chunk, FastState, fast_pool
 from reference_engine.v1.blocks import BlockPool, Pool

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from reference_engine.model.errors import SchedulerFailedError
+from reference_engine.model import SchedulerFailedError
 from reference_engine.model.request import RequestState
 from reference_engine.model.step import RequestId
 

@@ -6,8 +6,8 @@ the `SemanticsProfile` of the configured version.
 
 from __future__ import annotations
 
+from reference_engine.model import SchedulerFailedError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import SchedulerFailedError
 from reference_engine.model.request import Request, RequestState
 from reference_engine.model.step import Outcome, RequestId, Step
 from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, Pool

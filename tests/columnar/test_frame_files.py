@@ -17,9 +17,8 @@ from logscope.commands.cli import cli
 from logscope.log import stored_rows as frame_files
 from logscope.log.parquet import RowGroups
 from parsers.reading.by_line import read_events
-from parsers.reading.columns import Lean
 from parsers.reading.events import Coverage
-from parsers.reading.frames import frames_of
+from parsers.reading.frames import Lean, frames_of
 from parsers.reading.in_bulk import reader as reading
 from parsers.sources.source import expand
 

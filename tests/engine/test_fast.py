@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reference_engine.cost.step_time import StepTime
+from reference_engine.model import ConfigError, EngineError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import ConfigError, EngineError
 from reference_engine.model.request import Request
 from reference_engine.model.step import Step
 from reference_engine.replay.fast_v1 import FastReplay

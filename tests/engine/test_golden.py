@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from reference_engine.model import EngineError, NoProgressError, SchedulerFailedError, WorkloadError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import EngineError, NoProgressError, SchedulerFailedError, WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.replay.plain import GUARD_STEPS, PlainReplay, drive, make_scheduler
 from reference_engine.traces.golden import config_of, read_golden, step_record

@@ -9,18 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.cost.hardware import GIB, GPUS, find_gpu
-from reference_engine.cost.kv_capacity import (
+from reference_engine.cost.hardware import (
+    GIB,
+    GPUS,
     ModelShape,
     Parallel,
     Placement,
+    find_gpu,
     kv_bytes_per_token,
     kv_capacity,
     rescaled_num_blocks,
     runtime_bytes,
 )
 from reference_engine.cost.step_time import Efficiency, RooflineStepTime
-from reference_engine.model.errors import ConfigError
+from reference_engine.model import ConfigError
 
 LLAMA_8B = ModelShape(16.06e9, 131072, num_layers=32, hidden_size=4096, num_kv_heads=8)
 LLAMA_70B = ModelShape(141e9, 327680, num_layers=80, hidden_size=8192, num_kv_heads=8)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from reference_engine.model.errors import EngineError
+from reference_engine.model import EngineError
 from reference_engine.model.request import Request, RequestState
 from reference_engine.replay.plain import drive
 from reference_engine.v1.blocks import BlockPool, Contents, UnsharedPool

@@ -12,10 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reference_engine.cost.step_time import LinearStepTime, StepTime
+from reference_engine.model import ConfigError, EngineError, NoProgressError, WorkloadError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import ConfigError, EngineError, NoProgressError, WorkloadError
-from reference_engine.model.ledger import LABELS
-from reference_engine.model.request import Request
+from reference_engine.model.request import LABELS, Request
 from reference_engine.replay.clock import kv_usage
 from reference_engine.replay.plain import drive, make_scheduler
 from reference_engine.replay.results import REQUEST_SCHEMA, STEP_SCHEMA, make_replay, replay, weighted_percentile

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from reference_engine.cost.kv_capacity import Parallel
+from reference_engine.cost.hardware import Parallel
 from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime
+from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import ConfigError
 from reference_engine.traces.config_file import nominal_setup, setup_from_document
 
 CLOCK = {"base_s": 0.02, "per_prefill_token_s": 1e-4, "per_decode_s": 2e-4, "per_kv_token_s": 1e-8}

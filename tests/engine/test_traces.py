@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_engine.cost.step_time import LinearStepTime
-from reference_engine.model.errors import WorkloadError
+from reference_engine.model import WorkloadError
 from reference_engine.model.request import Request
 from reference_engine.traces import Workload, read_workload, write_requests
-from reference_engine.traces.json_lines import read_requests
+from reference_engine.traces.workload_file import read_requests
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_engine.model import EngineError, NoProgressError, SchedulerFailedError
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.errors import EngineError, NoProgressError, SchedulerFailedError
 from reference_engine.model.request import Request
 from reference_engine.model.step import Iteration
 from reference_engine.replay.plain import drive

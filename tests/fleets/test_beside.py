@@ -16,7 +16,7 @@ import pytest
 
 from logscope.analysis import analyze
 from logscope.execution.executors import Beside, ExecutorError, Processes, Serial, executor_for, worker_pool
-from logscope.execution.fleet_analysis import analyze_fleet
+from logscope.execution.fleet import analyze_fleet
 from logscope.inference.result import Effort
 from logscope.inference.windows import estimate
 from logscope.inference.windows.lengths import OutputShape

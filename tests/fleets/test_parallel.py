@@ -16,8 +16,7 @@ from polars.testing import assert_frame_equal
 from logscope.analysis import analyze
 from logscope.commands.cli import cli
 from logscope.execution.executors import ExecutorError, Processes, RayCluster, Serial
-from logscope.execution.fleet_analysis import analyze_fleet
-from logscope.execution.fleet_reading import read_fleet
+from logscope.execution.fleet import analyze_fleet, read_fleet
 from logscope.log.frames import read_log
 from logscope.log.span import Moment, Reading, Span
 from logscope.output.json import analysis_document

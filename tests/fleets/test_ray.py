@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from logscope.execution.executors import RayCluster
-from logscope.execution.fleet_reading import read_fleet
+from logscope.execution.fleet import read_fleet
 from logscope.log.frames import read_log
 from logscope.log.span import Reading, Span
 from parsers.sources.source import expand

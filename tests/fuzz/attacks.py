@@ -31,7 +31,7 @@ else:
 __all__ = ["Used", "attacks", "used_patterns"]
 
 # File names, which no file system lets grow over 255 characters.
-SHORT_TEXT = ("parsers.sources.rotation.", "parsers.sources.discovery.")
+SHORT_TEXT = "parsers.sources.discovery."
 ROOMS = ("parsers", "logscope", "reference_engine")
 # Signs of any log that a repetition might run over.
 FILLS = (

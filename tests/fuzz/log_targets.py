@@ -14,7 +14,7 @@ from typing import Any
 import zstandard
 
 from logscope.execution.executors import Serial
-from logscope.execution.fleet_reading import read_fleet
+from logscope.execution.fleet import read_fleet
 from logscope.live.follow import live_lines, needed
 from logscope.live.monitor import Monitor
 from logscope.log.frames import read_log

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from logscope.witness import fetch
+from logscope.witness import metrics as fetch
 from logscope.witness.metrics import read_metrics
 from tests.fuzz.cases import Case, Target, run
 from tests.fuzz.contract import violations

@@ -15,8 +15,7 @@ from parsers.reading.frames import frames_of
 from parsers.sources.source import expand
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig
-from reference_engine.model.ledger import RequestRecord
-from reference_engine.model.request import Request
+from reference_engine.model.request import Request, RequestRecord
 from reference_engine.replay.plain import PlainReplay
 
 START = datetime(2026, 11, 29, 10, 0, 0)

@@ -14,7 +14,7 @@ from logscope.inference.windows.estimate import infer
 from logscope.inference.windows.observations import observe
 from logscope.server.engines import engine_config
 from logscope.server.scenario import Scenario
-from reference_engine.model.ledger import LABELS
+from reference_engine.model.request import LABELS
 from reference_engine.replay.plain import PlainReplay
 
 from .statistics_log import SMALL, STEP_TIME, Served, burst, parsed, parsed_file, serve, with_blocks

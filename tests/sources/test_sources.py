@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from parsers.lines import MAX_LINE, Line
 from parsers.reading.by_line import read_events
 from parsers.reading.events import Coverage
-from parsers.sources.rotation import rotation_of
+from parsers.sources.discovery import rotation_of
 from parsers.sources.source import Source, expand
 from tests.conftest import SAMPLES
 

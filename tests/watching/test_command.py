@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from logscope.commands.watch import Publisher
 from logscope.live.monitor import Monitor, Notice
-from logscope.live.publisher import Publisher
 from tests.logs import stats_v1, v1_start
 
 FULL = "\n".join([*v1_start(), *[stats_v1(10 * i, 6, 4, 97.0) for i in range(1, 5)]]) + "\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from logscope.evidence.pressure import HISTORY, EnginePressure, Reading
 from logscope.live.monitor import MAX_ENGINES, Monitor, Notice
-from logscope.live.pressure import HISTORY, EnginePressure, Reading
 from logscope.output.terminal.watch_view import alert_line
 from parsers.lines import Line
 from parsers.reading.by_line import read_events, read_lines

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from logscope.witness import fetch
+from logscope.witness import metrics as fetch
 from logscope.witness.metrics import read_metrics
 
 

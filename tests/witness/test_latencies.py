@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from logscope.witness.fetch import WitnessError
 from logscope.witness.latencies import LatencyWitness, read_latencies
+from logscope.witness.metrics import WitnessError
 from tests.conftest import DATA
 
 DETAILED = {

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logscope.witness.fetch import WitnessError, text_of
-from logscope.witness.metrics import MetricsWitness, growth_of, read_metrics
+from logscope.witness.metrics import MetricsWitness, WitnessError, growth_of, read_metrics, text_of
 from logscope.witness.samples import plain_name
 
 SCRAPE = """\

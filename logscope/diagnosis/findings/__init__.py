@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from logscope.diagnosis.findings.broken import engine_crash, engine_stall, failed_start, runtime_oom, worker_waits
-from logscope.diagnosis.findings.features import cache_reuse, kv_transfer, speculation
 from logscope.diagnosis.findings.pressure import kv_admission_wait, kv_leak, logged_preemption, seat_queue, two_limits
 from logscope.diagnosis.findings.serving import (
+    cache_reuse,
     compile_stall,
     deferred,
     endless_request,
     failed_requests,
     kv_filling,
+    kv_transfer,
     prefill_bound,
     slow_steps,
+    speculation,
 )
 from logscope.diagnosis.findings.visibility import config_risk, coverage, unsupported_features
 from logscope.evidence.context import Context, context_of

@@ -18,9 +18,8 @@ from logscope.diagnosis.advice import overloaded
 from logscope.diagnosis.spikes import Spike
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
-from logscope.inference.prediction import Samples
+from logscope.inference.prediction import Replayed, Samples, Workload, replay_workload
 from logscope.inference.result import InferredReplay
-from logscope.inference.workloads import Replayed, Workload, replay_workload
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
 from logscope.wording import LOST_TO, duration, percent

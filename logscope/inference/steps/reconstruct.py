@@ -16,7 +16,7 @@ import polars as pl
 
 from logscope.evidence.preemptions import Stretch, stats_windows
 from logscope.evidence.pressure import NEARLY_FULL_PCT, pressure_of_count
-from logscope.inference.prediction import Samples, slow_and_typical
+from logscope.inference.prediction import Samples, Workload, slow_and_typical
 from logscope.inference.result import Effort, InferredReplay, PreemptionCount, StepAccount
 from logscope.inference.steps.arrivals import Arrivals, guessed, read_arrivals, timed
 from logscope.inference.steps.clock import Floats, Ints
@@ -24,7 +24,6 @@ from logscope.inference.steps.load import evicted_waiting
 from logscope.inference.steps.observed import Rules, Steps, Track, read_steps
 from logscope.inference.steps.records import ReconstructedRun, reconstruct_run, stalled_steps
 from logscope.inference.steps.track import track
-from logscope.inference.workloads import Workload
 from logscope.server.engines import EngineFacts, engine_config
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request

@@ -16,7 +16,7 @@ from logscope.inference.steps.arrivals import Arrivals
 from logscope.inference.steps.clock import Calibration, Floats, Ints, calibrate
 from logscope.inference.steps.load import Load, idle_before, load_of, queues_of
 from logscope.inference.steps.observed import History, Rules, Steps, Track
-from reference_engine.model.ledger import (
+from reference_engine.model.request import (
     BUDGET,
     DECODE,
     INTERFERENCE,
@@ -25,9 +25,9 @@ from reference_engine.model.ledger import (
     PREFILL,
     RECOMPUTE,
     SEAT,
+    Request,
     RequestRecord,
 )
-from reference_engine.model.request import Request
 from reference_engine.model.step import StepLog
 
 __all__ = ["ReconstructedRun", "reconstruct_run", "stalled_steps"]

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from logscope.inference.prediction import Samples, ledger_of_replays, slow_of_each, summarise_replays
+from logscope.inference.prediction import (
+    Replayed,
+    Samples,
+    Workload,
+    ledger_of_replays,
+    replay_workload,
+    slow_of_each,
+    summarise_replays,
+)
 from logscope.inference.result import CoveredSpan, Effort, InferredReplay
 from logscope.inference.windows.balance import balance_of, with_candidates
 from logscope.inference.windows.filtering import ParticleFilter
@@ -19,7 +27,6 @@ from logscope.inference.windows.particles import Carried, Particle, Plan, Window
 from logscope.inference.windows.portion import with_inherited, worst_span
 from logscope.inference.windows.posterior import count_preemptions, fit_of, latencies, pressure_of
 from logscope.inference.windows.step_time_fit import first_guess, refit
-from logscope.inference.workloads import Replayed, Workload, replay_workload
 from logscope.server.engines import EngineFacts, engine_config
 from reference_engine.cost.step_time import CostFit, LinearStepTime
 from reference_engine.model.config import EngineConfig

@@ -15,11 +15,10 @@ import numpy as np
 
 from logscope.evidence.preemptions import Stretch
 from logscope.evidence.pressure import NEARLY_FULL_PCT, pressure_of_count
-from logscope.inference.prediction import gap_percentiles, percentiles_of_many
+from logscope.inference.prediction import Replayed, gap_percentiles, percentiles_of_many
 from logscope.inference.result import PreemptionCount
 from logscope.inference.windows.observations import Observations
 from logscope.inference.windows.particles import Particle, WindowFit
-from logscope.inference.workloads import Replayed
 from reference_engine.sketch.request import SketchRequest
 
 __all__ = ["count_preemptions", "fit_of", "latencies", "pressure_of"]

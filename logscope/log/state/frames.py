@@ -24,9 +24,8 @@ from logscope.log.state.read_new import SETTLED, FilesRead, read_new
 from logscope.log.state.read_state import Entry, ReadState, locked
 from logscope.log.stored_rows import FrameFiles, Numbers, StoredRows
 from parsers.reading.by_line import MAX_SAMPLES, Keep
-from parsers.reading.columns import Lean
 from parsers.reading.events import Coverage, Event, add_coverage
-from parsers.reading.frames import FrameBuilder
+from parsers.reading.frames import FrameBuilder, Lean
 from parsers.reading.in_bulk.reader import Bulk
 
 __all__ = ["Place", "large_families", "places_in", "places_of", "read_with_state", "representative_frames"]

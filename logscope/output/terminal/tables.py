@@ -132,7 +132,7 @@ MAX_ROWS = 20
 
 
 def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, color: str = "auto") -> None:
-    """Print the rows of `logscope.execution.fleet_analysis`; without `verbose` the first ones."""
+    """Print the rows of `logscope.execution.fleet`; without `verbose` the first ones."""
     console = make_console(color)
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = ("server", "verdict", "preemptions", "E2E p99", "TTFT p99")

@@ -9,9 +9,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from parsers.reading.by_line import MAX_TEXT, SourceReader
-from parsers.reading.columns import Coded, Lean, Value
 from parsers.reading.events import Event
-from parsers.reading.frames import FrameBuilder, columns_of
+from parsers.reading.frames import Coded, FrameBuilder, Lean, Value, columns_of
 from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts
 from parsers.reading.in_bulk.messages import BlockMessages

@@ -14,8 +14,7 @@ import polars as pl
 
 from parsers import families
 from parsers.reading.by_line import WARNING_LEVELS, hide_text
-from parsers.reading.columns import Coded
-from parsers.reading.frames import fields_frame
+from parsers.reading.frames import Coded, fields_frame
 from parsers.reading.in_bulk.block import Block, Mask, Rows, rows_of
 from parsers.reading.in_bulk.gauges import KnownGauges, gauges
 from parsers.reading.in_bulk.parts import Column, Part

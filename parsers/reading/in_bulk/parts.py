@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from parsers.reading.columns import Coded, Value, repeated
+from parsers.reading.frames import Coded, Value, repeated
 from parsers.reading.in_bulk.block import Mask, Rows
 
 __all__ = ["Column", "Part", "joined", "series"]

@@ -15,8 +15,7 @@ import numpy as np
 import polars as pl
 
 from parsers.families.literals import unquote
-from parsers.reading.columns import Coded
-from parsers.reading.frames import fields_frame
+from parsers.reading.frames import Coded, fields_frame
 from parsers.reading.in_bulk.block import Block, Mask, Rows
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.requests import fields_of

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from parsers import families
 from parsers.families.formats import Fields
-from parsers.reading.columns import Coded
-from parsers.reading.frames import fields_frame
+from parsers.reading.frames import Coded, fields_frame
 from parsers.reading.in_bulk.block import MARGIN, Alphabet, Block, Hole, Mask, Rows, Shape, shape_of
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.templates import WORD_CHARS

@@ -21,7 +21,7 @@ from parsers import families
 from parsers.families import ANCHORS
 from parsers.lines import Line
 from parsers.reading.by_line import MAX_ROWS, level_of
-from parsers.reading.columns import Value
+from parsers.reading.frames import Value
 from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
 from parsers.records.dates import Stamps, packed_stamps
 from parsers.records.prefix import LEVELS, find_glued, parse_header, split_tags, strip_ansi
