@@ -27,6 +27,7 @@ from logscope.inference.result import Effort, InferredReplay
 from logscope.log.frames import LogFrames
 from logscope.server.engines import EngineLog, engine_logs
 from logscope.server.scenario import flag_text
+from logscope.wording import percent
 
 __all__ = ["Analysis", "EngineResult", "Preemptions", "analyze", "engine_result", "with_imbalance", "worst_of"]
 
@@ -203,7 +204,7 @@ def with_seats_seen(log: EngineLog) -> EngineLog:
 
 
 def _poor_fit(answer: InferredReplay) -> Finding:
-    title = f"The replay fits this log poorly ({answer.mean_fit:.0%} on average): do not rely on the inferred and replayed figures; they decide nothing here"
+    title = f"The replay fits this log poorly ({percent(answer.mean_fit)} on average): do not rely on the inferred and replayed figures; the verdict does not use them"
     return Finding("coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)})
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "rate",
     "setting",
     "shares",
+    "stretch",
 ]
 
 LEDGER_LABELS: dict[str, str] = {
@@ -176,7 +177,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def duration(value: float | None, unknown: str = NOT_VISIBLE) -> str:
-    """A duration: 70 µs, 31 ms, 5.9 s, 154 s, 12.5 min; `unknown` where there is none."""
+    """A duration: 70 µs, 31 ms, 5.9 s, 154 s, 12.5 min, 3.2 h, 4.1 days; `unknown` where there is none."""
     if value is None:
         return unknown
     size = abs(value)
@@ -188,7 +189,16 @@ def duration(value: float | None, unknown: str = NOT_VISIBLE) -> str:
         return f"{value * 1e3:.0f} ms" if size >= 0.00995 else f"{value * 1e3:.1f} ms"
     if size < 99.95:
         return f"{value:.1f} s"
-    return f"{value:,.0f} s" if size < 600 else f"{value / 60:,.1f} min"
+    if size < 600:
+        return f"{value:.0f} s"
+    if size < 2 * 3600:
+        return f"{value / 60:.1f} min"
+    return f"{value / 3600:.1f} h" if size < 48 * 3600 else f"{value / 86400:,.1f} days"
+
+
+def stretch(length: float) -> str:
+    """A stretch of a log's time, whose stamps have whole seconds: 63 s, 12.5 min."""
+    return f"{length:.0f} s" if length < 600 else duration(length)
 
 
 def number(value: float | None, unknown: str = NOT_VISIBLE) -> str:
@@ -280,6 +290,11 @@ def setting(value: object) -> str:
         return "on" if value else "off"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, Mapping):  # a KV-cache group
+        return ", ".join(f"{key} {setting(part)}" for key, part in value.items() if part is not None)
+    if isinstance(value, (list, tuple)):
+        parts = [(text, len(list(same))) for text, same in itertools.groupby(map(setting, value))]
+        return "; ".join(f"{many} x {text}" if many > 1 else text for text, many in parts)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -29,7 +29,7 @@ def test_blocks_that_nobody_gives_back_are_told_with_their_lines(tmp_path: Path)
     assert found.title.startswith(
         "KV usage stays at 12.3 % or more with no request running or waiting (3 lines, 12.5 % in the last)"
     )
-    assert found.title.endswith("a restart frees them, a newer release may have the fix")
+    assert found.title.endswith("a restart frees them, and a newer release may have the fix")
     first = len(v1_start()) + 4
     assert [e.line for e in found.evidence] == [first, first + 2, first + 3]
 

@@ -24,7 +24,7 @@ from logscope.wording import NOT_VISIBLE, VERDICTS, duration
 
 Frames = dict[str, pl.DataFrame]
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m{{ 7*7 }}\u202e\"'`"
-VOID = {"meta", "img", "br", "hr", "input", "link", "rect"}
+VOID = {"meta", "img", "br", "hr", "input", "link", "rect", "wbr"}
 
 
 class Outline(HTMLParser):
@@ -264,11 +264,14 @@ def test_every_number_of_the_advice_is_on_the_page(report_analysis: dict[str, An
 
 
 def test_evidence_names_its_source_and_line(report_analysis: dict[str, Any], report_frames: Frames) -> None:
-    words = Outline(render_html(report_analysis, report_frames)).text
+    alone = Outline(render_html(report_analysis, report_frames)).text
+    report_analysis["input"]["sources"] = ["server.log", "server.log.1"]
+    several = Outline(render_html(report_analysis, report_frames)).text
     for finding in report_analysis["findings"]:
-        assert finding["title"] in words
+        assert finding["title"] in several
         for line in finding["evidence"]:
-            assert f"{line['source']}:{line['line']} {line['text']}" in words
+            assert f"line {line['line']} {line['text']}" in alone
+            assert f"{line['source']}:{line['line']} {line['text']}" in several
 
 
 def test_several_engines_have_a_table_and_a_timeline_each(

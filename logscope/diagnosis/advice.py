@@ -28,16 +28,19 @@ MEASURES = {
     "TTFT p99": "ttft_s.p99",
     "E2E p50": "e2e_s.p50",
     "E2E p99": "e2e_s.p99",
+    "ITL p99": "itl_s.p99",
     "throughput": "generation_tokens_per_s",
 }
-FLOW = "generation_tokens_per_s"
+FLOW, GAP = "generation_tokens_per_s", "itl_s.p99"
 COMPLAINTS = {"seat-limit": "ttft_s.p50"}
 """The figure that a verdict complains of, by which its advice is ranked; of all others E2E p99."""
 
 MIN_WORSE = 0.05
 MIN_GAIN = 0.05
+MIN_MORE_PREEMPTIONS = 3.0
 MAX_LOSS = 0.10
 MIN_SECONDS = 0.25
+LEAST_GAP_S = 0.005  # between two tokens, less is not felt
 OVERLOAD_STRETCH = 1.25
 
 
@@ -80,8 +83,9 @@ class Advice:
             before, after = _figure(self.baseline, path), _figure(self.scenario, path)
             if before is None or after is None:
                 continue
-            more = (after - before) / max(before, MIN_SECONDS) if path != FLOW else (before - after) / max(before, 1.0)
-            if more > MIN_WORSE and (path == FLOW or after - before >= MIN_SECONDS):
+            least = LEAST_GAP_S if path == GAP else MIN_SECONDS
+            more = (after - before) / max(before, least) if path != FLOW else (before - after) / max(before, 1.0)
+            if more > MIN_WORSE and (path == FLOW or after - before >= least):
                 changes.append(
                     (
                         more,
@@ -90,8 +94,15 @@ class Advice:
                         else words,
                     )
                 )
+        a, b = (side.get("preemptions") for side in (self.baseline, self.scenario))
+        if a is not None and b is not None and b - a >= max(MIN_MORE_PREEMPTIONS, MIN_WORSE * a):
+            changes.append((0.0, f"preemptions rise from {a:,.0f} to {b:,.0f}"))
         said = [text for _, text in sorted(changes, reverse=True)]
-        return f"{', '.join(said)}." if said else "No latency or throughput gets worse in the replay."
+        return f"{_headed(', '.join(said))}." if said else "No latency or throughput gets worse in the replay."
+
+
+def _headed(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def advise(
@@ -224,9 +235,15 @@ def _start(facts: EngineFacts, finding: Finding) -> list[Candidate]:
             {"max_model_len": int(fits)},
             "free",
             f"The KV cache fits one request of {int(fits):,} tokens, so the server will start with this value.",
-            "Longer requests are rejected, and full-length requests run one at a time.",
+            f"Longer requests are rejected, and full-length requests run one at a time.{_instead(facts)}",
         )
     ]
+
+
+def _instead(facts: EngineFacts) -> str:
+    share = facts.config.get("gpu_memory_utilization")
+    now = f" (now {share:g})" if share else ""
+    return f" To keep the full length, give the KV cache more memory: raise --gpu-memory-utilization{now} or use a smaller model."
 
 
 def _memory(facts: EngineFacts) -> list[Candidate]:

@@ -11,7 +11,7 @@ import polars as pl
 from logscope.evidence.context import Context
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
-from logscope.wording import percent
+from logscope.wording import percent, plural
 
 __all__ = ["Candidate", "candidates", "queue_caps", "rules_of_thumb"]
 
@@ -20,6 +20,8 @@ UTILIZATION_STEP = 0.03
 BUSY_KV_PCT = 90.0
 MIN_BUDGET = 256
 ROOM_TO_GROW = 0.8
+MOST_REFUSED = 0.5
+"""A queue cap that turns away a larger share of the requests is no remedy."""
 TARGET_TTFT_S = 10.0
 """Time to the first token that a queue cap is made for."""
 
@@ -97,8 +99,8 @@ def _more_blocks(context: Context, out_of_memory: bool, replayed: bool) -> Itera
         yield Candidate(
             {"gpu_memory_utilization": MAX_UTILIZATION},
             "free",
-            "More of the GPU's memory becomes KV cache, where it is lower now (0.9 by default).",
-            "Less headroom for activations: too much ends in an out-of-memory error.",
+            "Gives more of the GPU's memory to the KV cache, if the value is lower now (the default is about 0.9).",
+            "Less headroom for activations; too high a value ends in an out-of-memory error.",
         )
     if on_gpu and share and share < MAX_UTILIZATION and (facts.more.get("total_gpu_gib") or not replayed):
         for value in (round(share + UTILIZATION_STEP, 3), MAX_UTILIZATION):
@@ -106,17 +108,17 @@ def _more_blocks(context: Context, out_of_memory: bool, replayed: bool) -> Itera
                 yield Candidate(
                     {"gpu_memory_utilization": value},
                     "free",
-                    "More of the GPU's memory becomes KV cache.",
-                    "Less headroom for activations: too much ends in an out-of-memory error.",
-                    "Less headroom for activations: too much ends in an out-of-memory error.",
+                    "Gives more of the GPU's memory to the KV cache.",
+                    "Less headroom for activations; too high a value ends in an out-of-memory error.",
+                    "Less headroom for activations; too high a value ends in an out-of-memory error.",
                 )
     if on_gpu and facts.config.get("kv_cache_dtype") in (None, "auto"):
         yield Candidate(
             {"kv_cache_dtype": "fp8"},
             "free",
             "An 8-bit KV cache holds twice the tokens in the same memory.",
-            "Accuracy may fall a little, and it needs a GPU and an attention backend with fp8.",
-            "Accuracy may fall a little, and it needs a GPU and an attention backend with fp8.",
+            "Accuracy may drop slightly, and the GPU and attention backend must support fp8.",
+            "Accuracy may drop slightly, and the GPU and attention backend must support fp8.",
         )
 
 
@@ -172,7 +174,7 @@ def _watermark(facts: EngineFacts) -> Iterator[Candidate]:
             yield Candidate(
                 {"watermark": value},
                 "free",
-                f"Keeps {percent(value)} of the blocks free for running requests to grow into, so fewer are preempted.",
+                f"Keeps {value * 100:g} % of the blocks free for running requests to grow into, so fewer are preempted.",
                 "Requests wait a little longer before they are admitted.",
             )
 
@@ -212,9 +214,9 @@ def _gpus(facts: EngineFacts) -> Iterator[Candidate]:
         yield Candidate(
             {"tensor_parallel_size": ranks * 2},
             "gpu",
-            f"Each layer is split over {ranks * 2} GPUs: more memory for KV cache, shorter steps.",
-            f"{ranks} more GPU{'s' if ranks > 1 else ''}, plus tensor-parallel synchronisation overhead.",
-            f"{ranks} more GPU{'s' if ranks > 1 else ''}.",
+            f"Splits each layer over {ranks * 2} GPUs: more memory for the KV cache, and shorter steps.",
+            f"Needs {plural(ranks, 'more GPU')}, and adds tensor-parallel synchronisation overhead.",
+            f"Needs {plural(ranks, 'more GPU')}.",
         )
     yield Candidate(
         {"replicas": 2},
@@ -229,15 +231,19 @@ def queue_caps(
     facts: EngineFacts, prompt_tps: float | None, refused: float, target_ttft_s: float = TARGET_TTFT_S
 ) -> list[Candidate]:
     """A queue that is no longer than a client would wait: `prompt_tps` is the server's prefill throughput, `refused` the share of requests turned away."""
-    if not prompt_tps or flag_for("max_num_queued_tokens", facts.version, engine=facts.engine) is None:
+    if (
+        not prompt_tps
+        or refused > MOST_REFUSED
+        or flag_for("max_num_queued_tokens", facts.version, engine=facts.engine) is None
+    ):
         return []
     tokens = max(1, round(target_ttft_s * prompt_tps, -2 if target_ttft_s * prompt_tps >= 1000 else 0))
     return [
         Candidate(
             {"max_num_queued_tokens": int(tokens)},
             "free",
-            f"{target_ttft_s:.0f} s of prompts at the {prompt_tps:,.0f} prompt tokens/s of this log may queue; what exceeds that is rejected at once"
-            " (HTTP 503) instead of waiting.",
-            f"About {refused:.0%} of the requests are rejected at this load.",
+            f"Limits the queue to about {target_ttft_s:.0f} s of prompts (this log shows {prompt_tps:,.0f} prompt tokens/s); requests beyond that"
+            " are rejected at once (HTTP 503) instead of waiting.",
+            f"About {percent(refused)} of requests would be rejected at this load.",
         )
     ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import polars as pl
 
-from logscope.evidence.finding import Evidence
-from logscope.evidence.preemptions import Logged, stats_windows
+from logscope.evidence.finding import Evidence, seconds
+from logscope.evidence.preemptions import Logged, stats_windows, usual_interval
 from logscope.evidence.pressure import full_pct
 from logscope.server.engines import EngineLog
 
@@ -76,6 +77,15 @@ class Context:
     def intervals(self) -> int:
         """How many statistics lines show the queues."""
         return 0 if self.windows is None else self.windows.height
+
+    def span_of(self, rows: pl.DataFrame) -> tuple[datetime | None, datetime | None]:
+        """From the interval that ends with the first of these windows to the end of the last, within the log."""
+        first, last = seconds(rows["end"].to_list())
+        if first is None or self.windows is None:
+            return first, last
+        first -= timedelta(seconds=usual_interval(self.windows))
+        begun = self.log.facts.start
+        return (first if begun is None or last is None else min(max(first, begun), last)), last
 
     @property
     def served(self) -> bool:

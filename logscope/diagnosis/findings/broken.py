@@ -15,6 +15,7 @@ import polars as pl
 from logscope.evidence.context import CLEAN_STOP_S, Context, cause_of, without_client_text
 from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.evidence.preemptions import usual_interval
+from logscope.wording import stretch
 from parsers.families.http import PROBE_PATHS
 
 __all__ = ["engine_crash", "engine_stall", "failed_start", "runtime_oom", "worker_waits"]
@@ -128,7 +129,7 @@ def _stuck(row: Mapping[str, Any]) -> bool:
 
 def _stall(context: Context, row: Mapping[str, Any], start: datetime, end: datetime, silence: float) -> Finding:
     line = (str(row["source"]), int(str(row["line"])))
-    title = f"The engine logged nothing for {silence:,.0f} s with {_held(row)}: it hung and no request made progress"
+    title = f"The engine logged nothing for {stretch(silence)} with {_held(row)}: it hung and no request made progress"
     evidence = (Evidence(*line, context.texts.get(line, ""), row["end"]),)
     return proof("engine-stall", title, (start, end), evidence)
 
@@ -253,7 +254,7 @@ def _printed_stall(context: Context, run: list[Mapping[str, Any]]) -> list[Findi
     silence = (end - start).total_seconds()
     if silence <= MIN_SILENCE_S:
         return []
-    title = f"Nothing moved for {silence:,.0f} s with {_held(run[0])}: {len(run)} statistics lines in a row show no token, so the engine hung"
+    title = f"No progress for {stretch(silence)} with {_held(run[0])}: {len(run)} statistics lines in a row show no tokens, so the engine hung"
     keys = [(str(r["source"]), int(r["line"]), r["end"]) for r in (run[0], run[-1])]
     evidence = tuple(Evidence(s, n, context.texts.get((s, n), ""), at) for s, n, at in keys)
     return [proof("engine-stall", title, (start, end), evidence)]
@@ -271,14 +272,14 @@ def worker_waits(context: Context) -> list[Finding]:
     longest = max(rows["seconds"].drop_nulls().to_list(), default=0) if "seconds" in rows.columns else 0
     waited = f" of {longest} s" if longest else ""
     lines = f"{rows.height} waits{waited}" if rows.height > 1 else f"a wait{waited}"
-    severity, rest = "warning", "one of them hangs, or does something long such as compiling"
+    severity, rest = "warning", "one of them is hung, or busy with something long such as compilation"
     if windows is not None and start is not None and end is not None:
         if end <= windows["start"].min():  # type: ignore[operator]
-            severity, rest = "info", "before it served, so it compiled or loaded"
+            severity, rest = "info", "this was before it served requests, so probably compilation or loading"
         else:
             moved = windows.filter((pl.col("end") >= start) & (pl.col("start") <= end))
             if moved.height and not moved.filter((pl.col("running") > 0) & pl.col("idle")).height:
-                severity, rest = "info", "requests went on meanwhile"
+                severity, rest = "info", "requests kept making progress meanwhile"
     title = f"The server's processes waited for each other through shared memory ({lines}): {rest}"
     return [Finding("engine-stall", severity, "measured", title, start, end, evidence_of(rows, context.texts))]
 
@@ -318,7 +319,7 @@ def _no_blocks(context: Context) -> Finding | None:
     if none.height == 0:
         return None
     title = (
-        "The GPU has room for 0 blocks of KV cache after weights and activations: raise gpu_memory_utilization, free GPU memory,"
+        "No GPU memory is left for the KV cache (0 blocks) after weights and activations: raise gpu_memory_utilization, free GPU memory,"
         " or use a smaller model"
     )
     return proof("startup-kv-too-small", title, seconds(none["at"].to_list()), evidence_of(none, context.texts))
@@ -361,7 +362,7 @@ def _space_sentence(row: dict[str, Any], fits: int | None) -> str:
     if length and needed is not None and free is not None:
         return f"One request of max_model_len {length:,} tokens needs {needed:g} GiB of KV cache, but only {free:g} GiB is available{end}"
     if length and row.get("kv_cache_tokens"):
-        return f"max_model_len is {length:,} tokens and the KV cache holds {row['kv_cache_tokens']:,}{end}"
+        return f"max_model_len is {length:,} tokens, but the KV cache holds only {row['kv_cache_tokens']:,}{end}"
     return "No memory is left for the KV cache after weights and activations: raise gpu_memory_utilization, free GPU memory, or use a smaller model"
 
 
@@ -371,19 +372,19 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
         row = errors.rows(named=True)[-1]
         if row.get("free_gib") is not None and row.get("requested_gib") is not None:
             text = (
-                f"{row['free_gib']:g} of {row['total_gpu_gib']:g} GiB of GPU memory are free and gpu_memory_utilization asks for {row['requested_gib']:g} GiB;"
+                f"only {row['free_gib']:g} of {row['total_gpu_gib']:g} GiB of GPU memory is free, but gpu_memory_utilization asks for {row['requested_gib']:g} GiB;"
                 " another process is using GPU memory, or the value is too high"
             )
             return text, evidence_of(errors, context.texts)
-        return "its memory settings were refused", evidence_of(errors, context.texts)
+        return "vLLM rejected its memory settings", evidence_of(errors, context.texts)
     runtime = context.log.get("runtime")
     if runtime is not None:
         memory = runtime.filter(pl.col("variant").str.contains("oom"))
         if memory.height:
-            return "out of GPU memory while it started", evidence_of(memory, context.texts)
+            return "it ran out of GPU memory during start-up", evidence_of(memory, context.texts)
         refused = runtime.filter(pl.col("variant") == "usage_error")
         if refused.height:
-            return f"its command line was refused: {refused['error'][-1]}", evidence_of(refused, context.texts)
+            return f"vLLM rejected its command line: {refused['error'][-1]}", evidence_of(refused, context.texts)
     died = None if runtime is None else runtime.filter(pl.col("variant").str.contains("dead|died|fatal|worker_exc"))
     named = None if died is None else cause_of(_errors(context, died))
     if named is not None and died is not None:

@@ -17,6 +17,7 @@ from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of, seconds
 from logscope.evidence.pressure import bound_of
 from logscope.server.engines import EngineFacts
+from logscope.wording import percent
 
 __all__ = ["engine_imbalance", "kv_admission_wait", "kv_leak", "logged_preemption", "seat_queue", "two_limits"]
 MIN_WINDOWS = 2
@@ -47,7 +48,7 @@ def logged_preemption(context: Context) -> list[Finding]:
     )
     title = f"The log records {count} preemptions: running requests were {fate}"
     if by_priority:
-        title += "; KV usage was low, so it was priority and not space that evicted them"
+        title += "; KV usage was low, so they were preempted for priority, not for lack of space"
     severity = "critical" if logged.low >= 3 else "warning"
     proves = None if by_priority else "kv-capacity"
     return [Finding("kv-preemption", severity, "measured", title, start, end, evidence_of(rows, context.texts), proves)]
@@ -60,17 +61,17 @@ def _of_gauges(context: Context) -> list[Finding]:
         return []
     if logged.swapped:
         title = (
-            f"Up to {logged.swapped} requests were held in swap space (Swapped): each was preempted to CPU memory and waits for room"
-            f" in the KV cache; {logged.low or 'none'} of them were swapped out within this log"
+            f"Up to {logged.swapped} requests were in CPU swap space (Swapped): each was preempted and waits for room in the KV cache;"
+            f" {logged.low or 'none'} of them were swapped out within this log"
         )
         rows = windows.filter(pl.col("swapped") > 0)
-        start, end = seconds(rows["end"].to_list())
+        start, end = context.span_of(rows)
         evidence = evidence_of(rows, context.texts)
         return [Finding("kv-preemption", "critical", "measured", title, start, end, evidence, "kv-capacity")]
     start, end = seconds(t for s in logged.timeline for t in (s.start, s.end))
     title = (
         f"Running fell and Waiting rose by {logged.put_back} requests at once when the KV cache was full: they were preempted"
-        " together and start over"
+        " together and started over"
     )
     rows = windows.filter(pl.col("end").is_in([t for s in logged.timeline for t in (s.start, s.end)]))
     evidence = evidence_of(rows, context.texts)
@@ -95,11 +96,11 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     full = windows.filter(bound_of(windows, seats) == "kv")
     if full.height < MIN_WINDOWS:
         return []
-    start, end = seconds(full["end"].to_list())
+    start, end = context.span_of(full)
     queue = float(full.select((pl.col("waiting") + pl.col("swapped").fill_null(0)).max()).item() or 0)
     title = (
         f"The KV cache was full with a queue in {full.height} of {windows.height} intervals (up to {queue:.0f} waiting):"
-        f" requests wait for KV blocks{', not for max_num_seqs' if seats else ''}"
+        f" requests were waiting for KV blocks{', not for max_num_seqs' if seats else ''}"
     )
     return [Finding("kv-admission-wait", "warning", "measured", title, start, end, evidence_of(full, context.texts))]
 
@@ -113,11 +114,11 @@ def seat_queue(context: Context) -> list[Finding]:
     at_limit = windows.filter(bound_of(windows, seats) == "seats")
     if at_limit.height < MIN_WINDOWS:
         return []
-    start, end = seconds(at_limit["end"].to_list())
+    start, end = context.span_of(at_limit)
     queue, usage = _highest(at_limit, "waiting"), _highest(at_limit, "kv_pct")
     title = (
         f"max_num_seqs ({seats}) was reached with up to {queue:.0f} requests waiting in {at_limit.height} of {windows.height} intervals,"
-        f" while KV usage was {usage:.0f} % at most: requests were not waiting for KV space"
+        f" while KV usage was at most {usage:.0f} %: requests were not waiting for KV space"
     )
     return [
         Finding(
@@ -142,9 +143,9 @@ def two_limits(context: Context) -> list[Finding]:
         return []
     title = (
         f"max_num_seqs ({seats}) was reached and the KV cache was full at the same time in {both.height} of {windows.height} intervals with a queue:"
-        " the statistics alone cannot say which of the two it waited for"
+        " the statistics alone cannot say which of the two the queue was waiting for"
     )
-    start, end = seconds(both["end"].to_list())
+    start, end = context.span_of(both)
     return [Finding("coverage", "info", "measured", title, start, end, evidence_of(both, context.texts))]
 
 
@@ -192,7 +193,7 @@ def _least(context: Context) -> float:
 def _suspect(context: Context) -> str:
     if "KV connectors" in context.log.facts.unsupported:
         return "; a KV connector keeps those of finished requests until they are fetched, so look there first"
-    return "; a restart frees them, a newer release may have the fix"
+    return "; a restart frees them, and a newer release may have the fix"
 
 
 MIN_BUSY_WINDOWS = 4
@@ -232,13 +233,13 @@ def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]])
     if short and not uneven:
         return None
     title = (
-        f"Engine {most.index} holds {most.requests:.1f} requests{'' if short else ' on average'}, engine {least.index} {least.requests:.1f}"
+        f"Uneven load: engine {most.index} held {most.requests:.1f} requests{'' if short else ' on average'}, engine {least.index} {least.requests:.1f}"
         + (
-            f"; requests queue at engine {most.index} ({most.queued:.0%} of its {most.intervals} statistics lines) while engine {least.index} has room"
+            f"; requests queue at engine {most.index} ({percent(most.queued)} of its {most.intervals} statistics lines) while engine {least.index} has room"
             if uneven
             else ""
         )
-        + ": look at how requests are routed to the data-parallel engines"
+        + ". Check how requests are routed to the data-parallel engines"
     )
     return Finding(
         "engine-imbalance",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = ["Order", "compare_orders", "ordering_finding", "replay_findings"]
 MIN_PREEMPTIONS = 2.5
 MIN_SHARE = 0.10
 MIN_MORE = 0.05
+NEARLY_AS_FULL = 0.9  # a line that shows the cache much less full than another is no evidence of a full one
 
 
 def replay_findings(
@@ -47,10 +49,17 @@ def replay_findings(
             "Overloaded: requests arrive faster than this server can finish them, whichever of the"
             f" {len(free)} no-cost settings was replayed; the backlog always took at least 25 % longer than the arrival period to drain. Add capacity, or bound the queue"
         )
-        found.append(Finding("overload", "critical", "replayed", title))
+        found.append(Finding("overload", "critical", "replayed", title, *_whole(context)))
     if baseline is not None:
-        found += ordering_finding(context.log.facts, answer.samples)
+        ordering = ordering_finding(context.log.facts, answer.samples)
+        start, end = _whole(context)
+        found += [replace(f, start=start, end=end) for f in ordering]
     return found
+
+
+def _whole(context: Context) -> tuple[datetime | None, datetime | None]:
+    """The whole time that the statistics cover, for what holds over all of it."""
+    return (None, None) if context.windows is None else context.span_of(context.windows)
 
 
 def _preemption(context: Context, answer: InferredReplay) -> list[Finding]:
@@ -83,8 +92,9 @@ def _pause(answer: InferredReplay) -> str:
 def _full_windows(context: Context) -> tuple[Evidence, ...]:
     if context.windows is None:
         return ()
-    fullest = context.windows.sort("kv_pct", descending=True, nulls_last=True).head(3).sort("order")
-    return evidence_of(fullest, context.texts)
+    fullest = context.windows.sort("kv_pct", descending=True, nulls_last=True).head(3)
+    near = pl.col("kv_pct") >= NEARLY_AS_FULL * pl.col("kv_pct").max()
+    return evidence_of(fullest.filter(near).sort("order"), context.texts)
 
 
 def _waits(context: Context, answer: InferredReplay, spikes: Sequence[Spike]) -> list[Finding]:
@@ -111,19 +121,29 @@ def _waits(context: Context, answer: InferredReplay, spikes: Sequence[Spike]) ->
             f" (typical requests: {f'{percent(common)} of {duration(usual)}' if common >= 0.0005 else 'none'})"
         )
         evidence = _evidence(context, name)
-        start, end = seconds(t for s in spikes for t in (s.start, s.end))
+        start, end = seconds(t for s in spikes for t in (s.start, s.end)) if spikes else _busy(context, name)
         severity = "warning" if share < 1 / 3 else "critical"
         found.append(Finding(name, severity, "replayed", title, start, end, evidence))
     return found
 
 
 def _evidence(context: Context, name: str) -> tuple[Evidence, ...]:
-    windows = context.windows
-    if windows is None:
+    if context.windows is None:
         return ()
-    column = "prompt_tps" if name == "prefill-interference" else "waiting"
-    best = windows.filter(pl.col(column) > 0).sort(column, descending=True).head(3).sort("order")
+    column = _SHOWN_BY.get(name, "waiting")
+    best = context.windows.filter(pl.col(column) > 0).sort(column, descending=True).head(3).sort("order")
     return evidence_of(best, context.texts)
+
+
+def _busy(context: Context, name: str) -> tuple[datetime | None, datetime | None]:
+    """Without a spike: all the time in which the log shows what the requests waited for."""
+    if context.windows is None:
+        return None, None
+    return context.span_of(context.windows.filter(pl.col(_SHOWN_BY.get(name, "waiting")) > 0))
+
+
+_SHOWN_BY = {"prefill-interference": "prompt_tps"}
+"""The column of the windows which shows that a cause was at work; of all others the queue."""
 
 
 # --- ordering or capacity

@@ -16,7 +16,7 @@ import polars as pl
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
 from logscope.evidence.pressure import bound_of
-from logscope.wording import number, percent
+from logscope.wording import duration, number, percent, plural, stretch
 
 __all__ = [
     "cache_reuse",
@@ -48,9 +48,10 @@ def slow_steps(context: Context) -> list[Finding]:
         each = sum(r["generation_tps"] / r["running"] for r in run) / len(run)
         start, end = run[0]["end"], run[-1]["end"]
         title = (
-            f"Steps crawl: {run[-1]['running']:.0f} running requests got {_rate(run[-1]['generation_tps'])} generated tokens/s together"
-            f" ({_rate(each)} each, one every {1 / each:,.0f} s) for {_span(start, end)}, with {_waiting(run)} and KV usage at"
-            f" {max(usage, default=0):.1f} %: the steps themselves are slow, so look at the GPU, its clocks and drivers, and the workers"
+            f"Engine steps are very slow: for {_span(start, end)}, {run[-1]['running']:.0f} running requests generated only"
+            f" {_rate(run[-1]['generation_tps'])} tokens/s between them (each request: one token every {duration(1 / each)}), with"
+            f" {_waiting(run)} and KV usage at most {max(usage, default=0):.1f} %. The steps themselves are slow: check the GPU, its clocks and"
+            " drivers, and the workers"
         )
         found.append(Finding("slow-steps", "warning", "measured", title, start, end, _evidence(context, run)))
     return found[:1]
@@ -92,8 +93,9 @@ def kv_filling(context: Context) -> list[Finding]:
     end = last["end"]
     at = end + timedelta(seconds=left)
     title = (
-        f"The KV cache fills: {usage:.1f} % and {rise / length * 60:.1f} points a minute with {last['running']:.0f} requests running."
-        f" It will be full in about {_span(end, at)} ({at:%H:%M:%S}), unless requests finish first; then they are preempted"
+        f"The KV cache is filling up: {usage:.1f} % used, rising by {rise / length * 60:.1f} percentage points a minute with"
+        f" {last['running']:.0f} requests running. At this rate it is full in about {_span(end, at)} (at {at:%H:%M:%S}) and preemption starts,"
+        " unless requests finish first"
     )
     return [Finding("kv-filling", "warning", "measured", title, first["end"], end, _evidence(context, run))]
 
@@ -107,15 +109,14 @@ def prefill_bound(context: Context) -> list[Finding]:
     held = windows.filter(bound_of(windows, seats) == "prefill")
     if held.height < 2 or 2 * held.height < windows.filter(pl.col("waiting") > 0).height:
         return []
-    start, end = seconds(held["end"].to_list())
+    start, end = context.span_of(held)
     usage, queue = _most(held, "kv_pct"), _most(held, "waiting")
     prompts, tokens = held.select(
         pl.col("prompt_tps").fill_null(0).mean(), pl.col("generation_tps").fill_null(0).mean()
     ).row(0)
     title = (
-        f"The queue is bound by prefill, not by KV space: up to {queue:.0f} requests waited in {held.height} of {windows.height} intervals that"
-        f" computed prompts ({_rate(prompts)} prompt and {_rate(tokens)} generated tokens/s),"
-        f" with KV usage at {usage:.0f} % at most"
+        f"Prefill, not KV space, is what the queue waits for: up to {queue:.0f} requests waited in {held.height} of {windows.height} intervals"
+        f" that were busy with prompts ({_rate(prompts)} prompt and {_rate(tokens)} generated tokens/s), with KV usage at most {usage:.0f} %"
     )
     return [Finding("prefill-bound", "warning", "measured", title, start, end, evidence_of(held, context.texts))]
 
@@ -129,11 +130,11 @@ def deferred(context: Context) -> list[Finding]:
     if held.height < 2:
         return []
     most = held.sort("deferred").row(-1, named=True)
-    start, end = seconds(held["end"].to_list())
-    room = "" if most["full"] else f", KV usage is {most['kv_pct'] or 0:.0f} %: KV space is not what they wait for"
+    start, end = context.span_of(held)
+    room = "" if most["full"] else f"; KV usage is {most['kv_pct'] or 0:.0f} %, so they are not waiting for KV space"
     title = (
-        f"Deferred: {most['deferred']:.0f} of {most['waiting']:.0f} waiting requests are deferred in {held.height} of {windows.height} intervals"
-        f" (a KV transfer, a grammar or a LoRA slot is not ready){room}"
+        f"The scheduler skipped waiting requests (Deferred) in {held.height} of {windows.height} intervals, up to {most['deferred']:.0f} of"
+        f" {most['waiting']:.0f}: their KV transfer, grammar or LoRA slot was not ready{room}"
     )
     return [Finding("deferred", "warning", "measured", title, start, end, evidence_of(held, context.texts))]
 
@@ -159,8 +160,8 @@ def endless_request(context: Context) -> list[Finding]:
     tokens = sum(r["generation_tps"] * min(r["interval_s"], 60.0) for r in best)
     to_the_end = ", to the log's last line" if end == context.windows["end"][-1] else ""
     title = (
-        f"One request has run alone for {_span(start, end)} and generated about {tokens:,.0f} tokens{to_the_end}: if it should have"
-        " ended, it has no max_tokens or repeats itself"
+        f"One request ran alone for {_span(start, end)} and generated about {tokens:,.0f} tokens{to_the_end}: if it should have"
+        " ended by then, it probably has no max_tokens, or the model is repeating itself"
     )
     severity = "warning" if length >= ENDLESS_S else "info"
     return [Finding("endless-request", severity, "measured", title, start, end, _evidence(context, best))]
@@ -183,8 +184,8 @@ def compile_stall(context: Context) -> list[Finding]:
     if windows is not None:
         severity, effect = _slowed_by(windows, rows)
     title = (
-        f"{rows.height} kernel compilation{'s' if rows.height > 1 else ''} (JIT) during inference{names}: requests stand still meanwhile{effect};"
-        " warm the server up with such requests before it takes traffic"
+        f"{plural(rows.height, 'kernel compilation')} (JIT) while serving{names}: requests stall during each{effect};"
+        " send warm-up requests of this kind before the server takes traffic"
     )
     return [Finding("compile-stall", severity, "measured", title, start, end, evidence_of(rows, context.texts))]
 
@@ -203,7 +204,7 @@ def _slowed_by(windows: pl.DataFrame, rows: pl.DataFrame) -> tuple[str, str]:
     if slow.height == 0 or slow.height < COMPILE_SHARE * busy.height:
         return "info", ""
     least = min(slow["generation_tps"].fill_null(0.0).to_list())
-    return "warning", f" (down to {_rate(least)} generated tokens/s, {_rate(usual)} otherwise)"
+    return "warning", f" (down to {_rate(least)} generated tokens/s, normally {_rate(usual)})"
 
 
 FAILED_SHARE = 0.02
@@ -236,7 +237,7 @@ def failed_requests(context: Context) -> list[Finding]:
     if too_long:
         why.append(f"{too_long:,} because the prompt was too long")
     if bad > too_long:
-        why.append(f"{bad - too_long:,} with status 400, 413 or 422: too long, or malformed")
+        why.append(f"{bad - too_long:,} with HTTP status 400, 413 or 422 (too long, or malformed)")
     total = max(1, ok + no + broken + aborted)
     if no:
         rows = _first_rows(
@@ -248,15 +249,15 @@ def failed_requests(context: Context) -> list[Finding]:
     what = [
         f"{n:,} {word}"
         for n, word in (
-            (broken, "answered with a status of 500 or more"),
-            (aborted, "aborted (the client left, or timed out)"),
+            (broken, "with an HTTP 5xx status"),
+            (aborted, "aborted (client disconnected or timed out)"),
             (failed if not broken else 0, "failed in the engine"),
         )
         if n
     ]
     if what:
         severity = "warning" if max(broken, failed) >= 1 or aborted >= max(3, 5 * FAILED_SHARE * total) else "info"
-        title = f"Requests failed: {', '.join(what)}" + (f"; {ok:,} were answered" if ok else "")
+        title = f"Requests failed: {', '.join(what)}" + (f"; {ok:,} succeeded" if ok else "")
         found.append(Finding("failed-requests", severity, "measured", title))
     return found
 
@@ -327,8 +328,7 @@ def _rate(value: float) -> str:
 
 
 def _span(start: datetime, end: datetime) -> str:
-    length = (end - start).total_seconds()
-    return f"{length:.0f} s" if length < 120 else f"{length / 60:.0f} minutes"
+    return stretch((end - start).total_seconds())
 
 
 MIN_LINES = 5
@@ -359,13 +359,15 @@ def cache_reuse(context: Context) -> list[Finding]:
         first, most, last = rates[0], max(rates), rates[-1]
         if most >= FALLEN_FROM_PCT and last <= FALLEN * most:
             title = (
-                f"{name} reuse fell from {most:.0f} % of the prompt tokens to {last:.0f} %: other prompts than before, or a cache too full to"
-                " keep them"
+                f"{name} hit rate fell from {most:.0f} % to {last:.0f} % of prompt tokens: the prompts changed, or the cache is too full to"
+                " keep their prefixes"
             )
         elif most < NO_REUSE_PCT and _caching(context, column):
-            title = f"{name} gives nothing back ({most:.1f} % of the prompt tokens at most): these prompts share no beginning, or each starts with something of its own"
+            title = f"{name} has no effect (hit rate {most:.1f} % at most): the prompts share no prefix, or each starts with something unique such as a timestamp or an id"
         elif most >= NO_REUSE_PCT:
-            title = f"{name} serves {last:.0f} % of the prompt tokens ({first:.0f} % at first, {most:.0f} % at most)"
+            title = (
+                f"{name} hit rate: {last:.0f} % of prompt tokens at the end ({first:.0f} % at first, peak {most:.0f} %)"
+            )
         else:
             continue
         start, end = seconds(rows["at"].to_list())
@@ -395,11 +397,11 @@ def speculation(context: Context) -> list[Finding]:
     lengths = rows.filter(pl.col("mean_acceptance_length").is_not_null())
     weight = pl.col("drafted_tokens")
     weighted = lengths.select((pl.col("mean_acceptance_length") * weight).sum() / weight.sum()).item()
-    each = f"; a step yields {weighted:.2f} tokens a request" if lengths.height else ""
+    each = f"; {weighted:.2f} tokens per request and step" if lengths.height else ""
     verdict = (
-        "so most of the drafting is wasted: fewer speculative tokens, or none, may be faster"
+        "most of the drafting is wasted, so fewer speculative tokens, or none, may be faster"
         if share < LOW_ACCEPTANCE
-        else "so drafting pays"
+        else "drafting pays off"
     )
     title = f"Speculative decoding: {number(accepted)} of {number(drafted)} drafted tokens were accepted ({percent(share)}){each}, {verdict}"
     start, end = seconds(rows["at"].to_list())
@@ -426,8 +428,8 @@ def kv_transfer(context: Context) -> list[Finding]:
     if not done and not failed:
         return []
     each = f", {spent / done:.1f} ms each on average" if done and spent else ""
-    title = f"KV transfers: {number(done)} done{each}" + (
-        f", {number(failed)} failed: those prompts are computed again" if failed else ""
+    title = f"KV transfers: {number(done)} succeeded{each}" + (
+        f", {number(failed)} failed: those prompts had to be recomputed" if failed else ""
     )
     start, end = seconds(rows["at"].to_list())
     severity = "warning" if failed else "info"

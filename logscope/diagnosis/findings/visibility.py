@@ -7,6 +7,7 @@ import polars as pl
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of
 from logscope.server.engines import EngineFacts, engine_config
+from logscope.wording import plural
 from reference_engine.v1.profile import version_key
 
 __all__ = ["config_risk", "coverage", "not_replayed", "unsupported_features"]
@@ -33,7 +34,7 @@ def coverage(context: Context) -> list[Finding]:
         )
     elif stats is not None and "aggregated" in stats.columns and stats["aggregated"].fill_null(False).any():
         said.append(
-            "Statistics are means over several engines: a single full engine would not show (start without --aggregate-engine-logging)"
+            "The statistics are averages over several engines, so a single full engine would not show (start without --aggregate-engine-logging)"
         )
     if facts.engine == "V1" and context.logged.low is None:
         said.append(
@@ -62,18 +63,22 @@ def not_replayed(context: Context, *, asked: bool) -> list[Finding]:
     if not context.served:
         return []
     if not asked:
-        why = "it was switched off; without --no-replay latencies, hidden preemptions and the effect of changes are inferred"
+        why = "the replay was skipped (--no-replay); run without it for latencies, preemption counts and advice"
     elif engine_config(facts) is None:
         size = "" if facts.config.get("block_size") else " --set block_size=16"
         why = (
-            "the size of the KV cache is not in this log. Give the server's start lines with it, or --set num_blocks=…"
+            "the size of the KV cache is not in this log. Include the server's start-up lines, or pass --set num_blocks=…"
             f"{size} (the printed cache size in tokens, divided by the block size)"
         )
     elif windows is None or windows.height < MIN_WINDOWS:
-        lines = "no" if windows is None else f"only {windows.height}"
-        why = f"there are {lines} statistics lines; give a longer part of the log"
+        lines = (
+            "there are no statistics lines"
+            if windows is None
+            else f"there {'is' if windows.height == 1 else 'are'} only {plural(windows.height, 'statistics line')}"
+        )
+        why = f"{lines}; give a longer part of the log"
     else:
-        why = "no line tells when requests came (start with request logging, or keep the access lines)"
+        why = "no line shows when requests arrived (turn on request logging, or keep the access-log lines)"
     return [Finding("coverage", "info", "measured", f"Nothing was replayed: {why}", facts={"not_replayed": True})]
 
 
@@ -94,13 +99,13 @@ def _more_lines(version: tuple[int, ...] | None, since: tuple[int, ...], flag: s
 def unsupported_features(context: Context) -> list[Finding]:
     """What the reference engine does not model and this server uses."""
     facts = context.log.facts
-    then = "nothing is replayed" if facts.declined else "its bounds are wider"
+    then = "so nothing was replayed" if facts.declined else "so the bounds are wider"
     return [
         Finding(
             "unsupported-feature",
             "warning",
             "measured",
-            f"The replay does not model {name}: {then}",
+            f"The replay does not model {name}, {then}",
             facts={"feature": name},
         )
         for name in facts.unsupported
@@ -118,7 +123,7 @@ def config_risk(context: Context) -> list[Finding]:
             )
         elif key < (0, 11, 1):
             found.append(
-                "--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (a preempted request's bookkeeping stays behind): upgrade to 0.11.1 or later"
+                "--scheduling-policy priority is broken in vLLM V1 0.9.2 to 0.11.0 (the bookkeeping of preempted requests is not reset): upgrade to 0.11.1 or later"
             )
     risks = [Finding("config-risk", "warning", "measured", text) for text in found]
     return [*risks, *_pool_too_small(context)]
@@ -136,8 +141,8 @@ def _pool_too_small(context: Context) -> list[Finding]:
         return []
     said = f" ({times:g} of one)" if times is not None else ""
     title = (
-        f"The KV cache holds {tokens:,} tokens and max_model_len allows {length:,}{said}: a request of that length never fits, it waits"
-        f" or is preempted forever. Set --max-model-len to {tokens:,} or less, or make room for more KV cache"
+        f"The KV cache holds {tokens:,} tokens, but max_model_len allows {length:,}{said}: a request of that length never fits and waits"
+        f" or is preempted forever. Set --max-model-len to {tokens:,} or less, or make the KV cache larger"
     )
     rows = sizing.filter(pl.col("kv_cache_tokens").is_not_null()) if sizing is not None else None
     evidence = evidence_of(rows, context.texts, 2) if rows is not None else ()

@@ -145,10 +145,7 @@ def _busy(seen: Observations) -> int:
 def _withheld(seen: Observations, names: Sequence[str], factor: float) -> str:
     busy = _busy(seen)
     intervals = "interval" if busy == 1 else "intervals"
-    return (
-        f"{', '.join(names)}: the bounds are more than a factor of {factor:.0f} apart"
-        f" ({busy} busy {intervals} of statistics tell too little)"
-    )
+    return f"{', '.join(names)} (low and high bounds more than {factor:.0f}x apart; {busy} busy statistics {intervals} are too few)"
 
 
 def _bounded(

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from logscope.wording import VERDICTS, percent, plural
+from parsers.reading.by_line import MAX_TEXT
 
 __all__ = [
     "certainty",
     "engine_name",
+    "evidence_text",
     "gaps",
     "headline",
     "is_overloaded",
@@ -39,6 +41,7 @@ _UNANSWERED = ("startup-failed", "startup-kv-too-small", "runtime-oom", "engine-
 
 # What a line is shown for, where it is too long to be shown whole: the queues and the cache of a statistics line, else the word that matters.
 _TELLING = (
+    re.compile(r"\btotal_num_cumulative_preemption=\d+"),
     re.compile(r"\bRunning: \d.{0,120}?KV cache usage: [\d.]+ ?%"),
     re.compile(r"\bRunning: \d.{0,60}?Waiting: \d+"),
     re.compile(r"(?:KV cache|memory) usage:? [\d.]+ ?%?", re.I),
@@ -46,6 +49,16 @@ _TELLING = (
     re.compile(r"preempt\w*|out of memory|maximum model length[^.]{0,40}|\bdied\b", re.I),
     re.compile(r"\b\w+Error\b.{0,60}"),
 )
+# What a finding is about, where that is another part of a statistics line than the queues.
+_TELLING_OF = {
+    "cache-reuse": re.compile(r"\b(?:External )?[Pp]refix cache hit rate: [\d.]+ ?%"),
+    "prefill-interference": re.compile(r"\bprompt throughput: [\d.]+ tokens/s.{0,80}?Running: \d+"),
+    "prefill-bound": re.compile(r"\bprompt throughput: [\d.]+ tokens/s.{0,80}?Waiting: \d+"),
+    "slow-steps": re.compile(r"\bgeneration throughput: [\d.]+ tokens/s.{0,20}?Running: \d+"),
+    "endless-request": re.compile(r"\bgeneration throughput: [\d.]+ tokens/s.{0,20}?Running: \d+"),
+    "speculation": re.compile(r"\bAccepted: \d+ tokens, Drafted: \d+ tokens"),
+    "kv-transfer": re.compile(r"\bNum (?:successful|failed) transfers=\d+.{0,60}"),
+}
 _REASON_ENDS = re.compile(r"[:;(]")
 
 
@@ -173,21 +186,38 @@ def lowered(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 
 
-def telling(text: str, width: int) -> str:
-    """About `width` characters of a line of the log: both ends are cut before the number that is the evidence is."""
+def evidence_text(line: Mapping[str, Any]) -> str:
+    """The text of a line of evidence; one that was cut while it was read ends with a whole word and a mark."""
+    text = str(line.get("text"))
+    return text if len(text) < MAX_TEXT else f"{text.rpartition(' ')[0]} …"
+
+
+def telling(text: str, width: int, finding: str = "") -> str:
+    """About `width` characters of a line of the log, cut between words: both ends are cut before the number that is the evidence of `finding` (its id) is."""
     if len(text) <= width:
         return text
-    found = next((m for pattern in _TELLING if (m := pattern.search(text))), None)
+    own = _TELLING_OF.get(finding)
+    found = next((m for pattern in ((own,) if own else ()) + _TELLING if (m := pattern.search(text))), None)
     start, end = found.span() if found else (0, 0)
     if end < width:
-        return text[: width - 1].rstrip() + "…"
+        return _whole_words(text, 0, width - 1, end)
     # What stands before it as far as there is room for, from a word on.
     room = max(width - 2, end - start)
     first = max(0, min(end - room + (room - (end - start)) // 2, len(text) - room))
     blank = text.find(" ", first, start)
     first = start if blank < 0 else blank + 1
-    shown = text[first : max(first + room, end)].rstrip()
-    return f"…{shown}…" if first + len(shown) < len(text) else f"…{shown}"
+    return f"…{_whole_words(text, first, first + room, end)}"
+
+
+def _whole_words(text: str, first: int, last: int, least: int) -> str:
+    """The text from `first` to about `last`, which ends with a part of a list, else with a word, and not before `least`."""
+    if last >= len(text):
+        return text[first:]
+    last = max(last, least)
+    for stop in (", ", " "):
+        if (place := text.rfind(stop, least, last + 1)) >= 0:
+            return f"{text[first:place]}…"
+    return f"{text[first:last]}…"
 
 
 def lines_read(given: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -200,7 +230,7 @@ def lines_read(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [plural(given.get("lines") or 0, "line") + " read"]
     whole = given.get("lines") or 0
     rest = whole - sum(given.get(key) or 0 for key, _ in parts)
-    said = [(f"{given.get(key) or 0:,}", word) for key, word in parts]
+    said = [(f"{given.get(key) or 0:,}", word) for key, word in parts if given.get(key) or key == "events"]
     if rest > 0:
         said.append((f"{rest:,}", "continuation lines"))
     return [(found[0], ""), *said]

@@ -24,7 +24,7 @@ import polars as pl
 
 from logscope import __version__
 from logscope.atomic_files import write_whole
-from logscope.output.report.captions import engine_name, headline, worst_engine
+from logscope.output.report.captions import engine_name, headline, is_overloaded, worst_engine
 from logscope.output.report.chart import DARK_TWIN, LEDGER, Chart, engine_key
 from logscope.output.report.request_charts import gantt, tail
 from logscope.output.report.timeline import timeline
@@ -182,7 +182,7 @@ def render_html(
         lstrip_blocks=True,
         finalize=_glued,
     )
-    environment.filters["script_json"] = script_json
+    environment.filters |= {"script_json": script_json, "by_option": _by_option}
     return environment.get_template("template.html.j2").render(
         version=__version__,
         page=page(analysis, frames, made),
@@ -198,7 +198,15 @@ def render_html(
     )
 
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:[µm]?s|min|h|%|tok/s|GiB|GPUs?)\b|%)")
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]{1,60})")
+
+
+def _by_option(text: str) -> list[str]:
+    """Text cut at the options of a command line: every other part is one, to stand as code that is not broken at its hyphens."""
+    return _OPTION.split(text)
+
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:[µm]?s|min|h|days|tok/s|GiB|GPUs?)\b|%)")
 
 
 def _glued(value: Any) -> Any:
@@ -313,7 +321,7 @@ def _shown(server: FleetRow, out: Path) -> dict[str, Any]:
         "name": clean(", ".join(row["names"]), 120) or f"server {row['server']}",
         "link": report_name(out, row["server"]),
         "title": clean(headline(document), 200),
-        "tone": verdict.tone if verdict else "open",
+        "tone": "critical" if is_overloaded(document) else verdict.tone if verdict else "open",
         "mark": verdict.mark if verdict else "?",
         "version": clean(str(engine.get("vllm_version") or "version not visible"), 40),
         "when": period(engine.get("start"), engine.get("end")),

@@ -58,6 +58,11 @@
     doubleClick: "reset",
   };
 
+  if (coarse.matches) {
+    config.displayModeBar = false; // its buttons would lie over the legend
+    for (const line of document.querySelectorAll(".readout")) line.textContent = "Tap the chart for the values at a time.";
+  }
+
   function draw(id) {
     const place = document.getElementById(id);
     const { data, layout } = figures[id];
@@ -68,7 +73,9 @@
     own.hoverlabel = { ...own.hoverlabel, ...hover };
     own.modebar = { bgcolor: "rgba(0,0,0,0)", color: own.font.color, activecolor: own.font.color };
     if (coarse.matches) own.dragmode = false; // a swipe over a chart scrolls the page
-    if (printing.matches) own.height = Math.min(layout.height, 430);
+    if (printing.matches) own.height = Math.min(layout.height, id === "gantt" ? 560 : 430);
+    if (printing.matches && id === "gantt") own.yaxis.tickfont.size = 8;
+    if (place.clientWidth < 520 && own.xaxis) own.xaxis = { ...own.xaxis, nticks: 4, tickangle: 0 };
     if (place.clientWidth < 520 && data.length > 1) {
       // Legends wrap on a small screen: give them the room above the curves.
       own.margin = { ...own.margin, t: own.margin.t + 44, l: Math.min(own.margin.l, 40) };

@@ -20,7 +20,7 @@ CURRENT = "current settings"
 CURVE_POINTS = 300
 ADVICE_COLORS = (SERIES["generation"], SERIES["kv"], SERIES["prompt"], INK["muted"])
 ADVICE_DASHES = ("solid", "dash", "dashdot", "dot")
-SAMPLE = "These curves show one replay; the advice averages several, so its numbers differ slightly."
+SAMPLE = "These curves show one replay; the figures above and in the advice combine several, so they differ slightly."
 SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -78,7 +78,7 @@ def tail(
         figure=figure_json(traces, layout, 320),
         table=_percentiles(title, known),
         height=320,
-        notes=(SAMPLE,) if len(known) > 1 else (),
+        notes=(SAMPLE,),
     )
 
 
@@ -166,12 +166,12 @@ def gantt(
         notes += (f"{total:,} requests were active; the {len(ids)} that were preempted or slowest are shown.",)
     if (lanes["label"] == "interference").any():
         notes += (
-            f"\u201c{LEDGER_LABELS['interference']}\u201d is drawn at the end of each stretch of steps: its length is right, its place is not known.",
+            f"\u201c{LEDGER_LABELS['interference']}\u201d is drawn at the end of a request's steps: its length is known, its exact position is not.",
         )
     return Chart(
         id=chart_id,
         title=title,
-        says=f"{plural(len(ids), 'replayed request')} in order of arrival, one per row; queue time is coloured by its main cause.",
+        says=f"{plural(len(ids), 'replayed request')} in order of arrival, one per row, labelled with its number and its E2E time; queue time is coloured by its main cause.",
         figure=figure_json(traces, layout, height),
         table=_lane_table(shown),
         height=height,

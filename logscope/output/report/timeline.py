@@ -8,14 +8,16 @@ Drawing a long series with few points, honestly: what is kept are real points, t
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import polars as pl
 
+from logscope.inference.result import FAIR_FIT
 from logscope.output.report.chart import INK, SERIES, SPIKE, Chart, Table, figure_json, iso
-from logscope.wording import duration, moment, percent, plural
+from logscope.wording import moment, percent, plural
 
 __all__ = ["MAX_POINTS", "keep_extremes", "timeline"]
 MAX_POINTS = 1_200
@@ -47,6 +49,8 @@ def keep_extremes(values: Sequence[float | None], limit: int = MAX_POINTS) -> li
 TABLE_ROWS = 240
 MAX_SPIKES = 40
 MAX_BARS = 360
+GOOD_FIT = 0.85
+FEW_REQUESTS = 4
 GAP = 3.0  # so many usual intervals without a line, and the curve is broken
 
 # column of the statistics, of the replay's steps, name, colour, shape of the line
@@ -104,6 +108,8 @@ def timeline(
         traces.append(_preemption_bars(counted, len(names)))
     spikes = (engine.get("spikes") or [])[:MAX_SPIKES]
     height = 60 + 128 * len(names)
+    most: Any = stats["running"].max() if "running" in stats.columns else None
+    busiest = math.inf if most is None else float(most)
     return Chart(
         id=chart_id,
         title=title,
@@ -111,7 +117,7 @@ def timeline(
         figure=figure_json(traces, _layout(names, spikes), height),
         table=_table(stats, rows),
         height=height,
-        notes=_notes(engine, stats.height),
+        notes=_notes(engine, stats.height, busiest),
         readout=True,
     )
 
@@ -216,7 +222,7 @@ def _per_window(counted: Sequence[dict[str, Any]], engine: dict[str, Any]) -> st
     )
     usual = lengths[len(lengths) // 2] if lengths else 0.0
     inferred = (engine.get("preemptions") or {}).get("basis") == "inferred"
-    return f"preemptions{f' per {duration(usual)}' if usual else ''}{', mean of the replays' if inferred else ''}"
+    return f"preemptions{f' per {usual:g} s' if usual else ''}{', average over the replays' if inferred else ''}"
 
 
 def _gathered(windows: list[tuple[datetime, datetime, float]]) -> list[tuple[datetime, datetime, float]]:
@@ -316,7 +322,18 @@ def _says(stats: pl.DataFrame, spikes: Sequence[object], replayed: bool) -> str:
     return " ".join(parts)
 
 
-def _notes(engine: dict[str, Any], lines: int) -> tuple[str, ...]:
+def _grade(fit: float) -> str:
+    return "good" if fit >= GOOD_FIT else "fair" if fit >= FAIR_FIT else "poor, so do not rely on the replayed figures"
+
+
+def _few(busiest: float) -> str:
+    """Why a percentage may be low although nothing is wrong."""
+    if busiest > FEW_REQUESTS:
+        return ""
+    return " So few requests ran at a time that one more or less changes these percentages a lot."
+
+
+def _notes(engine: dict[str, Any], lines: int, busiest: float) -> tuple[str, ...]:
     notes = []
     if lines > MAX_POINTS:
         notes.append(
@@ -332,7 +349,10 @@ def _notes(engine: dict[str, Any], lines: int) -> tuple[str, ...]:
     )
     parts = [f"{name} {percent(fit[key])}" for key, name in named if fit.get(key) is not None]
     if parts:
-        notes.append("Replay fit (100 % = identical to the log): " + ", ".join(parts) + ".")
+        known = [v for key, _ in named if (v := fit.get(key)) is not None]
+        notes.append(
+            f"Replay fit: {_grade(sum(known) / len(known))}. 100 % = identical to the log: {', '.join(parts)}.{_few(busiest)}"
+        )
     spikes = engine.get("spikes") or []
     if len(spikes) > MAX_SPIKES:
         notes.append(f"The first {MAX_SPIKES} of {len(spikes):,} spikes are shaded.")

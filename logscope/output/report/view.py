@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -15,8 +15,10 @@ from logscope.evidence.finding import SEVERITIES
 from logscope.inference.result import FAIR_FIT
 from logscope.output.report.captions import (
     engine_name,
+    evidence_text,
     gaps,
     headline,
+    is_overloaded,
     no_advice,
     of_engine,
     reason,
@@ -68,6 +70,7 @@ __all__ = ["Finding", "Page", "page"]
 OPEN = Verdict("An answer this report does not know", "", "", "open", "?")
 MAX_SPIKES = 200
 MAX_LINES = 40  # of one finding
+POINTS = ("p50", "p90", "p99")
 # Where "no pressure" is part of the answer; a server that did not start has no pressure to speak of.
 CALM = ("healthy", "seat-limit", "prefill-interference")
 
@@ -88,11 +91,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Everything on the page but its charts. `made`: how this report came to be, as (what, value)."""
+    """Everything on the page but its charts. `own`: whose the sections are which show one engine of several; `made`: how this report came to be, as (what, value)."""
 
     name: str
     title: str
     scope: str
+    own: str
     clock: str
     made: Sequence[tuple[str, str]]
     unknown: int
@@ -118,9 +122,12 @@ class Page:
     spikes: Sequence[Sequence[str]]
     more_spikes: int
     latency: Sequence[Sequence[str]]
+    latency_basis: str
+    withheld: str
     witness: Witness | None
     engines: Sequence[Sequence[str]]
     config: Sequence[Fact]
+    not_configured: Sequence[str]
     unseen: Sequence[str]
     unsupported: Sequence[str]
     basis_words: Mapping[str, str]
@@ -144,16 +151,20 @@ def page(
     spikes = sorted(analysis.get("spikes") or [], key=lambda s: -(s.get("p99_e2e_s") or 0.0))
     given = analysis.get("input") or {}
     advised = advice(analysis)
+    latency = analysis.get("latency") or {}
+    settings = configuration(engine)
+    alone = len(given.get("sources") or []) == 1
     return Page(
         name=visible(str((made or {}).get("name") or server_name(given, frames)), 120),
         title=visible(headline(analysis), 200),
         scope=scope(analysis),
+        own=engine_name(engine, analysis) if len(analysis.get("engines") or []) > 1 else "",
         clock=clock(analysis, frames),
         unknown=given.get("unrecognized_warnings") or 0,
         made=_made(analysis, given, frames, made or {}),
         index=visible(str((made or {}).get("index") or ""), 200),
         no_advice=redacted(no_advice(analysis)),
-        verdict=verdict,
+        verdict=replace(verdict, tone="critical") if is_overloaded(analysis) else verdict,
         story=_story(analysis, findings) or verdict.says,
         pressure=_pressure(analysis),
         doubt=_doubt(replay),
@@ -165,17 +176,20 @@ def page(
         compared=compared(advised),
         coverage=coverage(given),
         gaps=[_skipped(s) for s in given.get("skipped_sources") or []],
-        warnings=_lines(given.get("warning_samples")),
+        warnings=_lines(given.get("warning_samples"), alone=alone),
         findings=findings,
         ledger=ledger_rows(analysis.get("ledger") or {}),
         bars=ledger_bars(analysis.get("ledger") or {}),
         ledger_basis="replayed" if replay else "",
         spikes=[_spike(s) for s in sorted(spikes[:MAX_SPIKES], key=lambda s: str(s.get("start")))],
         more_spikes=max(0, len(spikes) - MAX_SPIKES),
-        latency=_latency(analysis.get("latency") or {}),
+        latency=_latency(latency),
+        latency_basis=latency.get("basis") or "",
+        withheld=visible(str(latency.get("withheld") or "")),
         witness=witness(analysis),
         engines=[_engine_row(e, analysis) for e in analysis.get("engines") or []],
-        config=configuration(engine),
+        config=[f for f in settings if f.value != NOT_VISIBLE],
+        not_configured=[f.name for f in settings if f.value == NOT_VISIBLE],
         unseen=[redacted(title) for title in gaps(analysis, everything=True)],
         unsupported=[visible(str(u)) for u in replay.get("unsupported") or []],
         basis_words=BASES,
@@ -209,12 +223,13 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
     if labels and whole:
         parts = [(slow.get(k) or 0.0, LEDGER_LABELS[k]) for k in labels]
         lost = sum(v for v, _ in parts)
-        said = ", ".join(f"{duration(v)} {name}" for v, name in parts if v >= 0.005 * whole)
+        shown = [f"{duration(v)} {name}" for v, name in parts if v >= 0.005 * whole]
+        said = f": {', '.join(shown)}" if len(labels) > 1 and shown else ""
         usual = sum(typical.get(k) or 0.0 for k in labels)
         cause = _CAUSES[str(analysis.get("verdict"))]
         return (
             f"Slow requests took {duration(whole)} on average; {duration(lost)} of that ({percent(lost / whole)}) was "
-            f"lost to {cause}: {said}. A typical request loses {duration(usual)} this way."
+            f"lost to {cause}{said}. A typical request loses {duration(usual)} this way."
         )
     own = sum(slow.get(k) or 0.0 for k in ("prefill", "decode"))
     if whole and analysis.get("verdict") == "healthy":
@@ -235,13 +250,17 @@ def _finding(found: Mapping[str, Any], place: int, analysis: Mapping[str, Any]) 
         basis=found.get("basis") or "",
         title=redacted(str(found.get("title") or found.get("id"))),
         when=period(found.get("start"), found.get("end")) if found.get("start") else "",
-        evidence=_lines(found.get("evidence")),
+        evidence=_lines(found.get("evidence"), alone=len((analysis.get("input") or {}).get("sources") or []) == 1),
     )
 
 
-def _lines(lines: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str, str]]:
+def _lines(lines: Sequence[Mapping[str, Any]] | None, *, alone: bool) -> list[tuple[str, str, str]]:
     return [
-        (_place(e), f"{time:%H:%M:%S}" if (time := moment(e.get("time"))) else "", redacted(str(e.get("text"))))
+        (
+            f"line {e.get('line')}" if alone else _place(e),
+            f"{time:%H:%M:%S}" if (time := moment(e.get("time"))) else "",
+            redacted(evidence_text(e)),
+        )
         for e in (lines or [])[:MAX_LINES]
     ]
 
@@ -276,9 +295,8 @@ def _latency(latency: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for key, name in named:
         values = latency.get(key) or {}
-        if any(v is not None for v in values.values()):
-            cells = [duration(values[q]) if q in values else "" for q in ("p50", "p90", "p99")]
-            rows.append([name, *cells, latency.get("basis") or ""])
+        if any(values.get(q) is not None for q in POINTS):
+            rows.append([name, *(duration(values[q], "withheld") if q in values else "" for q in POINTS)])
     return rows
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from logscope.diagnosis.advice import MIN_WORSE
 from logscope.sanitize import visible
 from logscope.wording import COSTS, LEDGER_LABELS, NOT_VISIBLE, change, duration, number, rate, setting
 
@@ -37,7 +38,8 @@ MEASURES: tuple[tuple[str, str, Any, bool], ...] = (
     ("recomputed_tokens", "Recomputed", number, True),
 )
 SHOWN_S = 0.005  # less is printed as 0.00 s
-SAME = 0.03  # a change below this is within what two runs of the same thing differ by
+SHOWN_TOTAL_S = 0.5  # and less than this as 0 s
+SAME = MIN_WORSE  # a smaller change is within what two runs of the same thing differ by
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,8 @@ def ledger_rows(ledger: Mapping[str, Any]) -> list[LedgerRow]:
             total=_in_seconds(total.get(label), 0),
         )
         for label, name in LEDGER_LABELS.items()
-        if any((side.get(label) or 0.0) >= SHOWN_S for side in (slow, typical, total))
+        if any((side.get(label) or 0.0) >= SHOWN_S for side in (slow, typical))
+        or (total.get(label) or 0.0) >= SHOWN_TOTAL_S
     ]
 
 

@@ -5,6 +5,7 @@ The cross-check on the page: what the server's metrics or the clients measured, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,8 @@ def _beside_p99(points: Mapping[str, Any]) -> str:
     """The bounds of a p99 and the median beside it."""
     low, high = ((points.get(side) or {}).get("p99") for side in ("low", "high"))
     said = f"{between(low, high)}; " if low is not None or high is not None else ""
-    return f"{said}median {duration(points.get('p50'))}"
+    median = points.get("p50")
+    return f"{said}median {'withheld' if median is None else duration(median)}"
 
 
 def _total(fact: Fact, engine: Mapping[str, Any], analysis: Mapping[str, Any]) -> Fact:
@@ -93,7 +95,7 @@ def _total(fact: Fact, engine: Mapping[str, Any], analysis: Mapping[str, Any]) -
     all_of = "both engines" if len(engines) == 2 else f"all {len(engines)} engines"
     found = engine.get("preemptions") or {}
     own = "" if found.get("value") is None else estimate(found.get("low"), found["value"], found.get("high"))
-    detail = "; ".join(filter(None, (f"{engine_name(engine, analysis)}: {own}" if own else "", fact.detail)))
+    detail = "; ".join(filter(None, (fact.detail, f"{engine_name(engine, analysis)}: {own}" if own else "")))
     return Fact(f"Preemptions, {all_of}", fact.value, detail, fact.basis)
 
 
@@ -139,6 +141,10 @@ def preemptions(found: Mapping[str, Any]) -> Fact:
     return Fact("Preemptions", shown or NOT_VISIBLE, detail, found.get("basis") or "")
 
 
+# Names of logs that many servers have: the folder tells them apart.
+_SAYS_NOTHING = re.compile(
+    r"(?:server|vllm|logs?|std(?:out|err)|out(?:put)?|nohup|current|console|engine|\d+)(?:[.-]\w+)*$", re.I
+)
 _PLACES = (("host", "Host"), ("pod", "Pod"), ("unit", "Unit"), ("container", "Container"))
 
 
@@ -165,7 +171,8 @@ def server_name(given: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) ->
     names = [str(s) for s in given.get("sources") or []]
     if not names or names[0] == "-":
         return "standard input"
-    return names[0].replace("\\", "/").rstrip("/").rpartition("/")[2] or names[0]
+    *folders, name = names[0].replace("\\", "/").strip("/").split("/")
+    return f"{folders[-1]}/{name}" if folders and _SAYS_NOTHING.match(name) else name or names[0]
 
 
 def clock(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> str:

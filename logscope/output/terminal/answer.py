@@ -19,6 +19,7 @@ from rich.text import Text
 from logscope.output.report.captions import (
     certainty,
     engine_name,
+    evidence_text,
     gaps,
     is_overloaded,
     is_poor_fit,
@@ -59,7 +60,7 @@ LONG_NAME = 40  # of a source, more of which would push its line off the screen
 UNWRAPPED = 200  # of a line of the log, where lines are not wrapped
 # "5.9 s" and "--max-num-seqs 12" stay together; the sign is one that no text holds.
 _TOGETHER = re.compile(
-    r"(?<=\d) (?=(?:[µm]?s|min|%|tok/s|GiB)(?:\W|$))|(?<=[a-z])(?<!\w\w \w) (?=\d[\d.]*(?: \(no |$))"
+    r"(?:(?<=TTFT)|(?<=E2E)|(?<=ITL)) (?=p\d\d)|(?<=\d) (?=(?:[µm]?s|min|h|days|%|tok/s|GiB)(?:\W|$))|(?<=[a-z])(?<!\w\w \w) (?=\d[\d.]*(?: \(no |$))"
 )
 _GLUE = "\ue000"
 
@@ -149,7 +150,7 @@ def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, A
     version = f"vLLM {clean(str(worst['vllm_version']), 40)}" if worst["vllm_version"] else "vLLM, version not visible"
     parts = [f"{version} ({worst['engine'] or 'engine not visible'})"]
     if kv["tokens"]:
-        blocks = f" ({number(kv['num_blocks'])} blocks of {kv['block_size']})" if kv["num_blocks"] else ""
+        blocks = f" ({number(kv['num_blocks'])} blocks{_of_size(kv)})" if kv["num_blocks"] else ""
         parts.append(f"KV cache {number(kv['tokens'])} tokens{blocks}")
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         if config.get(name) is not None:
@@ -164,7 +165,15 @@ def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, A
         for name, value in config.items():
             if value is not None:
                 known = worst["config_basis"].get(name, "?")
-                say(console, f"{name} = {clean(str(value), 60)} ({known})", label="    ", hang=6, style="dim")
+                say(console, f"{name} = {clean(setting(value), 300)} ({known})", label="    ", hang=6, style="dim")
+
+
+def _of_size(kv: Mapping[str, Any]) -> str:
+    """The size of a block where blocks times size are the tokens; several groups of layers share blocks otherwise."""
+    size = kv["block_size"]
+    if not size or abs(kv["num_blocks"] * size - kv["tokens"]) <= 2 * size:
+        return f" of {size}" if size else ""
+    return f" of {size}, shared by several KV-cache groups"
 
 
 def _series(console: Console, series: Mapping[str, Sequence[float | None]]) -> None:
@@ -206,12 +215,12 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
         for name, word in (("ttft_s", "TTFT"), ("e2e_s", "E2E")):
             p = latency[name]
             if any(v is not None for k, v in p.items() if k in ("p50", "p90", "p99")):
-                points = " · ".join(f"{k} {_with_bounds(p, k)}" for k in ("p50", "p90", "p99"))
+                points = " · ".join(f"{k} {_with_bounds(p, k)}" for k in ("p50", "p90", "p99") if k in p)
                 line(word, f"{points} [{latency['basis']}]{scoped}")
         if latency.get("withheld"):
             line("Withheld", clean(str(latency["withheld"]), 300))
         if latency.get("censored"):
-            line("Unfinished", f"{number(latency['censored'])} requests still ran at the end of the log")
+            line("Unfinished", f"{plural(latency['censored'], 'request')} still running when the log ends")
     elif worst and worst["verdict"] not in ("startup-failed", "startup-kv-too-small"):
         line("Latency", clean(str(latency.get("withheld") or "not inferred: nothing was replayed"), 300))
     flow = document["throughput"]
@@ -235,7 +244,7 @@ def _with_bounds(points: Mapping[str, Any], point: str) -> str:
     """A percentile, the p99 with its bounds."""
     low, high = ((points.get(side) or {}).get(point) for side in ("low", "high"))
     said = f" ({between(low, high)})" if point == "p99" and (low is not None or high is not None) else ""
-    return f"{duration(points[point], '?')}{said}"
+    return f"{duration(points[point], 'withheld')}{said}"
 
 
 def _none_logged(worst: Mapping[str, Any]) -> str:
@@ -268,7 +277,7 @@ def _why(console: Console, document: Mapping[str, Any], worst: Mapping[str, Any]
         line.append(clean(finding["title"], 400))
         say(console, line)
         for evidence in finding["evidence"] if verbose else _not_cited(finding["evidence"], cited):
-            _evidence(console, evidence, named=len(document["input"]["sources"]) > 1)
+            _evidence(console, evidence, finding["id"], named=len(document["input"]["sources"]) > 1)
     if len(shown) < len(findings):
         say(console, f"and {len(findings) - len(shown)} more (-v)", style="dim")
 
@@ -282,7 +291,7 @@ def _not_cited(evidence: Sequence[Mapping[str, Any]], cited: set[tuple[str, int]
     return []
 
 
-def _evidence(console: Console, evidence: Mapping[str, Any], *, named: bool) -> None:
+def _evidence(console: Console, evidence: Mapping[str, Any], finding: str, *, named: bool) -> None:
     """Where it stands (a single source needs no name), when, and the part of the line that is the evidence, on one line of the screen where there is room."""
     time = moment(evidence.get("time"))
     source = clean(evidence["source"], 300)
@@ -294,9 +303,8 @@ def _evidence(console: Console, evidence: Mapping[str, Any], *, named: bool) -> 
     room = (
         UNWRAPPED if width is None else max(width - 6 - len(where), 2 * width - 14 - len(where) if width < 100 else 0)
     )
-    say(
-        console, Text(where + telling(clean(evidence["text"], 600), max(72, room)), style="dim"), label="      ", hang=8
-    )
+    said = telling(clean(evidence_text(evidence), 600), max(72, room), finding)
+    say(console, Text(where + said, style="dim"), label="      ", hang=8)
 
 
 def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> None:
@@ -336,9 +344,13 @@ def _effect(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, r
     for name, word, point in shown:
         if before[name][point] is not None and after[name][point] is not None:
             parts.append(f"{word} {point} {duration(before[name][point])} to {duration(after[name][point])}")
-    for name, word in (("preemptions", "preemptions"), ("generation_tokens_per_s", "tokens/s")):
-        if parts and before[name] is not None and after[name] is not None:
-            parts.append(f"{word} {number(before[name])} to {number(after[name])}")
+    for name, word, unit in (
+        ("preemptions", "preemptions", ""),
+        ("generation_tokens_per_s", "throughput", " tokens/s"),
+    ):
+        a, b = (number(side[name], "") for side in (before, after))
+        if parts and a and b and (a, b) != ("0", "0"):
+            parts.append(f"{word} {a} to {b}{unit}" if a != b else f"{word} unchanged ({a}{unit})")
     return ", ".join(parts)
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from logscope.output.terminal.answer import headline, make_console, say
 from logscope.sanitize import clean
-from logscope.wording import change, duration, number
+from logscope.wording import change, duration, number, rate
 
 __all__ = ["print_both_sides", "print_comparison", "print_fleet"]
 NOISE = 0.05  # two runs of one load on one server differ by as much
@@ -112,14 +112,14 @@ def print_both_sides(document: Mapping[str, Any], *, color: str = "auto") -> Non
     for word, name, point in _BOTH_SIDES_ROWS:
         a, b = before[name][point], after[name][point]
         table.add_row(word, duration(a), duration(b), change(a, b))
-    for word, name, unit in (
-        ("Throughput", "generation_tokens_per_s", " tokens/s"),
-        ("Preemptions", "preemptions", ""),
-        ("Recomputed tokens", "recomputed_tokens", ""),
-        ("Time until all requests finish", "duration_s", " s"),
+    for word, name, form in (
+        ("Throughput", "generation_tokens_per_s", rate),
+        ("Preemptions", "preemptions", number),
+        ("Recomputed tokens", "recomputed_tokens", number),
+        ("Time until all requests finish", "duration_s", duration),
     ):
         a, b = before[name], after[name]
-        table.add_row(word, number(a) + unit, number(b) + unit, change(a, b))
+        table.add_row(word, form(a), form(b), change(a, b))
     console.print(table)
     say(console, "Both columns are replays of the workload inferred from this log.", label="", hang=2, style="dim")
     for note in document["notes"]:
