@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from logscope.commands.cli import cli
+from tests.test_report_end_to_end import assert_spans
 
 
 def invoke(*args: object) -> str:
@@ -47,6 +48,12 @@ def test_a_calm_server_is_healthy_and_nothing_is_advised(calm: Path) -> None:
     assert document["preemptions"]["high"] <= 2
     assert document["replay"]["requests"] == 37
     assert set(document["replay"]["fit"]) == {"running", "waiting", "kv_usage", "generation"}
+
+
+def test_a_replayed_finding_covers_a_span_within_the_log(calm: Path) -> None:
+    document = json.loads((calm / "a.json").read_text())
+    assert any(f["basis"] == "replayed" for f in document["findings"])
+    assert_spans(document)
 
 
 def test_the_ledgers_parts_are_the_requests_lives(calm: Path) -> None:

@@ -42,6 +42,10 @@ from logscope.wording import (
         (99.96, "100 s"),
         (154.2, "154 s"),
         (750, "12.5 min"),
+        (7199, "120.0 min"),
+        (7200, "2.0 h"),
+        (86_400, "24.0 h"),
+        (270_618, "3.1 days"),
     ],
 )
 def test_seconds(value: float | None, printed: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from logscope.log.span import Moment, MomentType
-from logscope.output.report.captions import telling
+from logscope.output.report.captions import evidence_text, telling
+from parsers.reading.by_line import MAX_TEXT
 from tests.logs import stats_v1, v1_start
 from tests.running import invoke, log
 
@@ -57,6 +58,53 @@ def test_the_number_that_is_the_evidence_stays(width: int) -> None:
     assert "Waiting: 25" in shown
     assert "94.0%" in shown
     assert len(shown) <= max(width, 72)
+
+
+@pytest.mark.parametrize(
+    ("finding", "kept"),
+    [
+        ("kv-admission-wait", "KV cache usage: 94.0%"),
+        ("cache-reuse", "Prefix cache hit rate: 0.0%"),
+        ("prefill-interference", "prompt throughput: 507.8 tokens/s"),
+        ("slow-steps", "generation throughput: 459.1 tokens/s"),
+    ],
+)
+def test_what_stays_is_what_the_finding_is_about(finding: str, kept: str) -> None:
+    assert kept in telling(STATS, 90, finding)
+
+
+V0_LINE = (
+    "Sequence group cmpl-r0053-0 is preempted by PreemptionMode.RECOMPUTE mode because there is not enough KV cache space. This can affect the"
+    " end-to-end performance. Increase gpu_memory_utilization or tensor_parallel_size to provide more KV cache memory."
+    " total_num_cumulative_preemption=51"
+)
+
+
+@pytest.mark.parametrize("width", [40, 72, 120])
+def test_the_count_in_a_warning_of_v0_stays(width: int) -> None:
+    assert "total_num_cumulative_preemption=51" in telling(V0_LINE, width)
+
+
+@pytest.mark.parametrize("width", range(72, 160, 7))
+@pytest.mark.parametrize("finding", ["", "cache-reuse", "slow-steps"])
+def test_a_line_is_cut_between_words(width: int, finding: str) -> None:
+    shown = telling(STATS, width, finding).strip("…")
+    assert shown in STATS
+    assert f" {shown} ".replace(",", " ") in f" {STATS} ".replace(",", " ")
+
+
+def test_a_line_that_was_cut_while_it_was_read_says_so() -> None:
+    text = ("word " * 100)[:MAX_TEXT]
+    assert evidence_text({"text": text}).endswith("word …")
+    assert evidence_text({"text": "whole"}) == "whole"
+
+
+def test_nothing_is_said_twice(tmp_path: Path) -> None:
+    """The reason in the headline does not stand again under what the log could not show."""
+    idle = log(tmp_path, *v1_start(), *[stats_v1(10 * i, 0, 0, 0.0, generation=0.0) for i in range(1, 5)])
+    words = " ".join(invoke("analyze", idle, "--no-replay").output.split())
+    assert words.startswith("not-enough-evidence: The replay was skipped (--no-replay)")
+    assert words.count("--no-replay") == 1
 
 
 def test_html_goes_to_standard_output(full: Path) -> None:

@@ -151,7 +151,7 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("analyze", cls=Verb)
 @source_argument
 @_output_options
-@settings_option("Supply or override a setting, also one that the log shows.")
+@settings_option("Supply a setting that the log does not show, or override one.")
 @no_replay_option("Skip inference and replay: fast, but no latencies, preemption counts or advice.")
 @seed_option
 @click.option(

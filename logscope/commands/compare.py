@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Compare two logs: what changed in settings, load, latencies and preemptions, and whether the replay predicted it.
 
-    BEFORE and AFTER: a file each (or a folder, a glob, - for standard input). The workload of BEFORE is replayed under the settings of
+    BEFORE and AFTER: one file each (or a folder, a glob, or - for standard input). The workload of BEFORE is replayed under the settings of
     AFTER, and predicted and actual values are shown side by side.
 
     \b

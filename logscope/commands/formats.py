@@ -27,8 +27,8 @@ def format_object(format_: Format) -> dict[str, str]:
 
 
 @click.command("formats", cls=Verb)
-@click.option("--family", type=click.Choice(FAMILIES), help="Only the formats of one family.")
-@json_option("Write them as JSON.")
+@click.option("--family", type=click.Choice(FAMILIES), help="List only this family.")
+@json_option("Write the formats as JSON; - for standard output.")
 def command(family: str | None, json_target: str | None) -> None:
     """List all supported log formats: family, variant, engine, versions, an example.
 

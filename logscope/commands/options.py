@@ -218,7 +218,7 @@ unit_option = click.option(
 )
 
 _year_option = click.option(
-    "--year", type=click.IntRange(1970, 9999), help="Year of the first record (vLLM prints no year)."
+    "--year", type=click.IntRange(1970, 9999), metavar="YEAR", help="Year of the first record (vLLM prints no year)."
 )
 
 
@@ -291,7 +291,7 @@ def display_options(function: Command) -> Command:
             type=click.Choice(["auto", "always", "never"]),
             default="auto",
             show_default=True,
-            help="When to use colour; NO_COLOR is obeyed, too.",
+            help="When to use colour; the NO_COLOR variable is honoured.",
         ),
     )
 

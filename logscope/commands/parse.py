@@ -63,7 +63,7 @@ def command(
     SOURCE: files (also .gz .zst .xz .bz2), folders, globs, journal files, - for standard input.
 
     \b
-    Example:
+    Examples:
       logscope parse server.log | jq 'select(.family == "stats")'
       logscope parse /var/log/vllm --state seen >> events.jsonl
     """

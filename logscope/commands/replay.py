@@ -37,7 +37,7 @@ _FOLDER = TargetType(folder=True)
     "config_file",
     type=_FILE,
     metavar="FILE",
-    help="Engine and clock as JSON; replaces what a workload file says itself.",
+    help="Engine and clock as JSON; overrides what a workload file says.",
 )
 @settings_option("Change a setting of the scheduler, or arrival_scale=2 for twice the load.")
 @click.option(

@@ -99,10 +99,10 @@ def command(
     year: int | None,
     display: Display,
 ) -> None:
-    """Follow a vLLM server's log and say when its KV cache runs short, and when that is over.
+    """Follow a vLLM server's log and report when KV-cache pressure starts and ends.
 
     SOURCE: a file, followed through rotation and truncation, or - for standard input. On a terminal a live view is drawn; elsewhere
-    alerts are printed as lines (with -v each statistics line, too). Ctrl-C, SIGTERM or the end of the pipe end it with a summary.
+    alerts are printed as lines (with -v, every statistics line too). Ctrl-C, SIGTERM or the end of the pipe stop it and print a summary.
 
     \b
     Examples:

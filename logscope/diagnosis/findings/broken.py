@@ -254,7 +254,7 @@ def _printed_stall(context: Context, run: list[Mapping[str, Any]]) -> list[Findi
     silence = (end - start).total_seconds()
     if silence <= MIN_SILENCE_S:
         return []
-    title = f"No progress for {stretch(silence)} with {_held(run[0])}: {len(run)} statistics lines in a row show no tokens, so the engine hung"
+    title = f"No progress for {stretch(silence)} with {_held(run[0])}: {len(run):,} statistics lines in a row show no tokens, so the engine hung"
     keys = [(str(r["source"]), int(r["line"]), r["end"]) for r in (run[0], run[-1])]
     evidence = tuple(Evidence(s, n, context.texts.get((s, n), ""), at) for s, n, at in keys)
     return [proof("engine-stall", title, (start, end), evidence)]
@@ -271,7 +271,7 @@ def worker_waits(context: Context) -> list[Finding]:
     start, end = seconds(rows["at"].to_list())
     longest = max(rows["seconds"].drop_nulls().to_list(), default=0) if "seconds" in rows.columns else 0
     waited = f" of {longest} s" if longest else ""
-    lines = f"{rows.height} waits{waited}" if rows.height > 1 else f"a wait{waited}"
+    lines = f"{rows.height:,} waits{waited}" if rows.height > 1 else f"a wait{waited}"
     severity, rest = "warning", "one of them is hung, or busy with something long such as compilation"
     if windows is not None and start is not None and end is not None:
         if end <= windows["start"].min():  # type: ignore[operator]

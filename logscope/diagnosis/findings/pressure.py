@@ -99,7 +99,7 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     start, end = context.span_of(full)
     queue = float(full.select((pl.col("waiting") + pl.col("swapped").fill_null(0)).max()).item() or 0)
     title = (
-        f"The KV cache was full with a queue in {full.height} of {windows.height} intervals (up to {queue:.0f} waiting):"
+        f"The KV cache was full with a queue in {full.height:,} of {windows.height:,} intervals (up to {queue:.0f} waiting):"
         f" requests were waiting for KV blocks{', not for max_num_seqs' if seats else ''}"
     )
     return [Finding("kv-admission-wait", "warning", "measured", title, start, end, evidence_of(full, context.texts))]
@@ -117,7 +117,7 @@ def seat_queue(context: Context) -> list[Finding]:
     start, end = context.span_of(at_limit)
     queue, usage = _highest(at_limit, "waiting"), _highest(at_limit, "kv_pct")
     title = (
-        f"max_num_seqs ({seats}) was reached with up to {queue:.0f} requests waiting in {at_limit.height} of {windows.height} intervals,"
+        f"max_num_seqs ({seats}) was reached with up to {queue:.0f} requests waiting in {at_limit.height:,} of {windows.height:,} intervals,"
         f" while KV usage was at most {usage:.0f} %: requests were not waiting for KV space"
     )
     return [
@@ -142,7 +142,7 @@ def two_limits(context: Context) -> list[Finding]:
     if both.height < MIN_WINDOWS:
         return []
     title = (
-        f"max_num_seqs ({seats}) was reached and the KV cache was full at the same time in {both.height} of {windows.height} intervals with a queue:"
+        f"max_num_seqs ({seats}) was reached and the KV cache was full at the same time in {both.height:,} of {windows.height:,} intervals with a queue:"
         " the statistics alone cannot say which of the two the queue was waiting for"
     )
     start, end = context.span_of(both)
@@ -178,7 +178,7 @@ def kv_leak(context: Context) -> list[Finding]:
     start, end = seconds(held["end"].to_list())
     least, last = min(held["kv_pct"].to_list()), held["kv_pct"][-1]
     title = (
-        f"KV usage stays at {least:.1f} % or more with no request running or waiting ({held.height} lines, {last:.1f} % in the last):"
+        f"KV usage stays at {least:.1f} % or more with no request running or waiting ({held.height:,} lines, {last:.1f} % in the last):"
         f" KV blocks are not being freed (possible leak){_suspect(context)}"
     )
     return [Finding("kv-leak", "warning", "measured", title, start, end, evidence_of(held, context.texts))]

@@ -115,7 +115,7 @@ def prefill_bound(context: Context) -> list[Finding]:
         pl.col("prompt_tps").fill_null(0).mean(), pl.col("generation_tps").fill_null(0).mean()
     ).row(0)
     title = (
-        f"Prefill, not KV space, is what the queue waits for: up to {queue:.0f} requests waited in {held.height} of {windows.height} intervals"
+        f"Prefill, not KV space, is what the queue waits for: up to {queue:.0f} requests waited in {held.height:,} of {windows.height:,} intervals"
         f" that were busy with prompts ({_rate(prompts)} prompt and {_rate(tokens)} generated tokens/s), with KV usage at most {usage:.0f} %"
     )
     return [Finding("prefill-bound", "warning", "measured", title, start, end, evidence_of(held, context.texts))]
@@ -133,7 +133,7 @@ def deferred(context: Context) -> list[Finding]:
     start, end = context.span_of(held)
     room = "" if most["full"] else f"; KV usage is {most['kv_pct'] or 0:.0f} %, so they are not waiting for KV space"
     title = (
-        f"The scheduler skipped waiting requests (Deferred) in {held.height} of {windows.height} intervals, up to {most['deferred']:.0f} of"
+        f"The scheduler skipped waiting requests (Deferred) in {held.height:,} of {windows.height:,} intervals, up to {most['deferred']:.0f} of"
         f" {most['waiting']:.0f}: their KV transfer, grammar or LoRA slot was not ready{room}"
     )
     return [Finding("deferred", "warning", "measured", title, start, end, evidence_of(held, context.texts))]

@@ -104,12 +104,15 @@ def own_findings(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def gaps(document: Mapping[str, Any], *, everything: bool = False) -> list[str]:
-    """What the log could not show of the worst engine (or of all), each once, without what a cross-check has shown since."""
+    """What the log could not show of the worst engine (or of all), each once, without what a cross-check has shown since or the headline says."""
     worst, found = worst_engine(document), []
+    said = reason(document) if document.get("verdict") == "not-enough-evidence" else ""
     counted = bool((document.get("witness") or {}).get("metrics"))
     for finding in document.get("findings") or []:
         title = str(finding.get("title"))
         if finding.get("id") != "coverage" or is_poor_fit(finding) or title in found:
+            continue
+        if said and title.lower().endswith(said.rstrip(".").lower()):
             continue
         if (everything or of_engine(finding, worst)) and not (counted and "--metrics" in title):
             found.append(title)
@@ -149,7 +152,8 @@ def reason(document: Mapping[str, Any]) -> str:
         return f"This server uses {' and '.join(replay['declined'])}, which the replay does not model."
     for finding in coverage:
         if (finding.get("facts") or {}).get("not_replayed"):
-            return f"{finding['title']}."
+            why = str(finding["title"]).removeprefix("Nothing was replayed: ")
+            return f"{why[:1].upper()}{why[1:]}."
     for finding in coverage:
         if finding.get("severity") == "warning" or is_poor_fit(finding):
             return f"{finding['title']}."
@@ -204,8 +208,8 @@ def telling(text: str, width: int, finding: str = "") -> str:
     # What stands before it as far as there is room for, from a word on.
     room = max(width - 2, end - start)
     first = max(0, min(end - room + (room - (end - start)) // 2, len(text) - room))
-    blank = text.find(" ", first, start)
-    first = start if blank < 0 else blank + 1
+    stop, blank = text.find(", ", first, start), text.find(" ", first, start)
+    first = stop + 2 if stop >= 0 else blank + 1 if blank >= 0 else start
     return f"…{_whole_words(text, first, first + room, end)}"
 
 

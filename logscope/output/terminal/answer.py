@@ -60,7 +60,7 @@ LONG_NAME = 40  # of a source, more of which would push its line off the screen
 UNWRAPPED = 200  # of a line of the log, where lines are not wrapped
 # "5.9 s" and "--max-num-seqs 12" stay together; the sign is one that no text holds.
 _TOGETHER = re.compile(
-    r"(?:(?<=TTFT)|(?<=E2E)|(?<=ITL)) (?=p\d\d)|(?<=\d) (?=(?:[µm]?s|min|h|days|%|tok/s|GiB)(?:\W|$))|(?<=[a-z])(?<!\w\w \w) (?=\d[\d.]*(?: \(no |$))"
+    r" (?=· )|(?:(?<=TTFT)|(?<=E2E)|(?<=ITL)) (?=p\d\d)|(?<=\d) (?=(?:[µm]?s|min|h|days|%|tok/s|GiB)(?:\W|$))|(?<=[a-z])(?<!\w\w \w) (?=\d[\d.]*(?: \(no |$))"
 )
 _GLUE = "\ue000"
 
@@ -311,7 +311,9 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
     advice = document["advice"]
     console.print()
     if not advice:
-        say(console, Text(clean(no_advice(document), 400), style="bold"), label="", hang=2)
+        # the headline has said why
+        said = "No recommendation." if document["verdict"] == "not-enough-evidence" else no_advice(document)
+        say(console, Text(clean(said, 400), style="bold"), label="", hang=2)
         return
     ranked = next((_RANKED[a["ranked_by"]] for a in advice if a.get("ranked_by") in _RANKED), None)
     console.print(Text("What to do" + (f" (best {ranked} first)" if ranked else ""), style="bold"))

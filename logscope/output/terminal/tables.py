@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,9 +139,10 @@ def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, col
     columns = ("server", "verdict", "preemptions", "E2E p99", "TTFT p99")
     for place, name in enumerate(columns):
         table.add_column(name, overflow="fold", no_wrap=place > 0, justify="right" if place > 1 else "left")
+    folder = _common_folder([name for row in rows for name in row["names"]])
     for row in rows if verbose else rows[:MAX_ROWS]:
         table.add_row(
-            Text(clean(", ".join(row["names"]), 60)),
+            Text(clean(", ".join(name.removeprefix(folder) for name in row["names"]), 60)),
             row["verdict"] + (" (uneven engines)" if row["imbalance"] else ""),
             number(row["preemptions"], "–"),
             duration(row["p99_e2e_s"], "–"),
@@ -150,3 +152,12 @@ def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, col
     if not verbose and len(rows) > MAX_ROWS:
         console.print(f"and {len(rows) - MAX_ROWS} more (-v)", style="dim")
     console.print()
+    worst = clean(", ".join(rows[0]["names"]), 200)
+    say(console, Text(f"The worst: {worst}", style="bold"), label="", hang=2)
+
+
+def _common_folder(names: Sequence[str]) -> str:
+    """What all names begin with, up to a slash: it tells none from another."""
+    return (
+        os.path.commonprefix([name[: name.rfind("/") + 1] for name in names]).rpartition("/")[0] + "/" if names else ""
+    )
