@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os.path
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,7 +157,6 @@ def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, col
 
 
 def _common_folder(names: Sequence[str]) -> str:
-    """What all names begin with, up to a slash: it tells none from another."""
-    return (
-        os.path.commonprefix([name[: name.rfind("/") + 1] for name in names]).rpartition("/")[0] + "/" if names else ""
-    )
+    """The folders that all names begin with: they tell none from another."""
+    levels = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    return "".join(f"{level[0]}/" for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
