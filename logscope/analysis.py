@@ -24,7 +24,7 @@ from logscope.evidence.finding import Finding, by_severity
 from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions, stats_windows
 from logscope.evidence.pressure import MIN_PLATEAU, pressure_of_windows, seats_seen
 from logscope.inference.result import Effort, InferredReplay
-from logscope.log.frames import LogFrames
+from logscope.log.frames import LogFrames, believed_log
 from logscope.server.engines import EngineLog, engine_logs
 from logscope.server.scenario import flag_text
 from logscope.wording import percent
@@ -99,6 +99,7 @@ def analyze(
     `given` are settings that the log does not tell (`--set`); with `replay` the workload is inferred and replayed, which is where latencies,
     the ledger and hidden preemptions come from; `effort` is the seed, who hears of the progress, and who does the replays.
     """
+    data = believed_log(data)
     logs = engine_logs(data.frames, given)
     results = [
         engine_result(data, log, effort.part(index, len(logs)), replay=replay, with_advice=with_advice)

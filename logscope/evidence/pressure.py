@@ -26,6 +26,7 @@ from reference_engine.model.kv_group import groups_from_records, next_blocks
 __all__ = [
     "FULL_PCT",
     "HISTORY",
+    "MOST_AT_ONCE",
     "NEARLY_FULL_PCT",
     "REPEATS",
     "EnginePressure",
@@ -45,6 +46,9 @@ NEARLY_FULL_PCT = 90.0
 
 MUCH_ROOM_PCT = 60.0
 """KV usage (percent) under which the next prompt fits whatever its length: between two lines a cache fills and empties by a third."""
+
+MOST_AT_ONCE = 60_000
+"""Requests of one statistics window from which on nothing is inferred: a window cannot be cut."""
 
 REPEATS = 3
 """Preemptions from which on they count as repeated (`thrash`)."""

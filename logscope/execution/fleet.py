@@ -18,7 +18,7 @@ from logscope.analysis import Analysis, EngineResult, analyze, engine_result, wi
 from logscope.diagnosis.verdict import RANK
 from logscope.execution.executors import Executor, RayCluster
 from logscope.inference.result import Effort
-from logscope.log.frames import LogFrames, read, within_span
+from logscope.log.frames import LogFrames, believed_log, read, within_span
 from logscope.log.span import Reading
 from logscope.log.stored_rows import StoredRows
 from logscope.server.engines import EngineLog, engine_logs
@@ -224,6 +224,7 @@ def analyze_fleet(
     Where there are many engines each is a task as a whole: candidates are replayed where the workload was inferred. Of a few engines the
     passes of the inference and the replays of the candidates are tasks, so that no place is idle.
     """
+    data = believed_log(data)
     logs = engine_logs(data.frames, given)
     if len(logs) >= _MANY * executor.width:
         results = _whole(data, logs, executor, Effort(effort.seed))

@@ -12,7 +12,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,16 @@ from parsers.reading.frames import FrameBuilder, Lean
 from parsers.reading.in_bulk import read_frames
 from parsers.reading.in_bulk.reader import Evidence as TakesLine
 
-__all__ = ["EVIDENCE_FAMILIES", "SETUP_FAMILIES", "LineTexts", "LogFrames", "read", "read_log", "within_span"]
+__all__ = [
+    "EVIDENCE_FAMILIES",
+    "SETUP_FAMILIES",
+    "LineTexts",
+    "LogFrames",
+    "believed_log",
+    "read",
+    "read_log",
+    "within_span",
+]
 
 _ALL = Span()
 
@@ -133,6 +142,33 @@ def _take(found: LogFrames, builder: FrameBuilder, event: Event) -> None:
     builder.add(event)
     if event.family in EVIDENCE_FAMILIES and event.text:
         found.texts[event.source, event.line] = event.text
+
+
+# What a statistics line can say at the most: requests, preemptions, tokens per second, percent of the KV cache.
+_MOST_REQUESTS, _MOST_RATE, _MOST_PCT = 10_000_000, 1e9, 101.0
+_MOST_SAID = {
+    **dict.fromkeys(("running", "waiting", "swapped", "deferred", "preemptions"), _MOST_REQUESTS),
+    **dict.fromkeys(("prompt_throughput", "generation_throughput"), _MOST_RATE),
+    **dict.fromkeys(("gpu_kv_cache_usage_pct", "cpu_kv_cache_usage_pct"), _MOST_PCT),
+}
+_TOO_LARGE = f'"({"|".join(_MOST_SAID)})":'
+
+
+def believed_log(data: LogFrames) -> LogFrames:
+    """The log without statistics lines that say what no server can have measured; they are counted in `coverage.unbelieved`."""
+    stats = data.frames.get("stats")
+    if stats is None:
+        return data
+    said = [pl.col(n).is_between(0, most).fill_null(value=True) for n, most in _MOST_SAID.items() if n in stats.columns]
+    # what did not fit into its column stands there
+    said.append(~pl.col("extra").str.contains(_TOO_LARGE).fill_null(value=False))
+    kept = stats.filter(pl.all_horizontal(said))
+    lost = stats.height - kept.height
+    if not lost:
+        return data
+    frames = {family: kept if family == "stats" else frame for family, frame in data.frames.items()}
+    coverage = replace(data.coverage, unbelieved=data.coverage.unbelieved + lost)
+    return replace(data, frames={f: frame for f, frame in frames.items() if frame.height}, coverage=coverage)
 
 
 def within_span(data: LogFrames, span: Span) -> LogFrames:

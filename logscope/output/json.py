@@ -99,6 +99,7 @@ def _input(coverage: Coverage, results: Iterable[EngineResult]) -> dict[str, Any
         "out_of_order": coverage.out_of_order,
         "truncated": coverage.truncated,
         "client_text": coverage.client_text,
+        "unbelieved": coverage.unbelieved,
         "skipped_sources": coverage.skipped_sources,
         "warning_samples": [{**sample, "text": beginning(sample["text"])} for sample in coverage.warning_samples],
         "start": iso(min(times)) if times else None,

@@ -110,7 +110,12 @@ def _stats(text: str) -> Fields | None:
 
 
 def _is_whole(name: str, value: str) -> bool:
-    """Whether a known field has its number and unit: the last one of a cut record has not, and `Waiting: 1` may be 17."""
+    """Whether a known field has its number and unit: the last one of a cut record has not, and `Waiting: 1` may be 17.
+
+    More digits than any number has are kept as they are: no column takes them, which is counted.
+    """
+    if value[:_LONGEST_VALUE].isdecimal() and len(value) > _LONGEST_VALUE:
+        return True
     if name in ("preemptions", "corrupted"):
         return value[:1].isdecimal()
     unit = "%" if name.endswith("_pct") else "tokens/s" if "throughput" in name else "reqs"

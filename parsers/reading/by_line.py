@@ -256,7 +256,9 @@ class SourceReader:
             return self.clock.note(record.moment)
         if record.stamp is None:
             return None
-        return self.clock.resolve(record.stamp, record.outer.time_us if record.outer else None)
+        time = self.clock.resolve(record.stamp, record.outer.time_us if record.outer else None)
+        self.coverage.unbelieved += time is None
+        return time
 
     def _event(self, record: Record, found: families.Match, number: int, time: datetime | None) -> Event:
         self.coverage.events += 1

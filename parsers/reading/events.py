@@ -72,7 +72,8 @@ class Coverage:
     """What was read, and what was lost. Every output carries it.
 
     `lines` are physical lines; `events` records of a known family; `other_records` vLLM records of none; `foreign_lines` lines
-    without vLLM's prefix that say nothing known; `client_text` what looked like a record within text that a client may have written; `unrecognized_warnings` those of `other_records` at WARNING or above.
+    without vLLM's prefix that say nothing known; `client_text` what looked like a record within text that a client may have written; `unbelieved` times and
+    numbers that nobody can have measured; `unrecognized_warnings` those of `other_records` at WARNING or above.
     """
 
     sources: list[str] = field(default_factory=list)
@@ -89,6 +90,7 @@ class Coverage:
     vllm_records: int = 0
     partly: bool = False
     client_text: int = 0
+    unbelieved: int = 0
     other_engines: dict[str, int] = field(default_factory=dict)
 
 
@@ -103,6 +105,7 @@ _COUNTS = (
     "truncated",
     "vllm_records",
     "client_text",
+    "unbelieved",
 )
 
 

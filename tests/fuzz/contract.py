@@ -14,7 +14,7 @@ from logscope.server.settings import SETTINGS
 __all__ = ["violations"]
 
 TOP = "schema_version input verdict verdict_confidence second pressure worst_engine preemptions latency throughput ledger replay spikes findings advice engines"
-INPUT = "sources bytes lines events other_records foreign_lines unrecognized_warnings out_of_order truncated client_text skipped_sources start end"
+INPUT = "sources bytes lines events other_records foreign_lines unrecognized_warnings out_of_order truncated client_text unbelieved skipped_sources start end"
 ENGINE = "server run engine_index engine vllm_version start end config config_basis kv_cache verdict verdict_confidence second pressure preemptions latency throughput ledger replay spikes"
 LEDGER = "queued_for_kv queued_for_seat queued_for_budget prefill decode interference preempted_wait recompute"
 FINDING = "id severity basis start end title evidence"
@@ -36,7 +36,7 @@ def _all(document: Mapping[str, Any]) -> Iterator[str]:
         yield "not JSON: a number that is none, or no finite one"
     yield from _keys(document, TOP, "the document")
     yield from _keys(document["input"], INPUT, "input")
-    for name in INPUT.split()[1:9]:
+    for name in INPUT.split()[1:11]:
         if document["input"][name] < 0:
             yield f"input.{name} is negative"
     yield from _part(document, "top")

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from tests.fuzz.any_bytes import BYTES_TARGETS
 from tests.fuzz.cases import Case, Target, keep, loaded
 from tests.fuzz.client_text import CLIENT_TARGETS
 from tests.fuzz.log_targets import LOG_TARGETS
@@ -36,7 +37,7 @@ LIMIT_S = 60
 SLOW_S = 10
 LIMIT_BYTES = 4 << 30
 OUT = ROOT / "out" / "fuzz"
-TARGETS = CLIENT_TARGETS | LOG_TARGETS | SETTING_TARGETS | OPTION_TARGETS
+TARGETS = BYTES_TARGETS | CLIENT_TARGETS | LOG_TARGETS | SETTING_TARGETS | OPTION_TARGETS
 _NAMES = sorted(CHANGES)
 
 
@@ -83,13 +84,13 @@ class _Tally:
     failures: Counter[str] = field(default_factory=Counter)
 
 
-def _by_chance(minutes: float, seed: int, names: Sequence[str]) -> int:
+def _by_chance(minutes: float, most: int, seed: int, names: Sequence[str]) -> int:
     chance = random.Random(seed)
     tallies = {name: _Tally() for name in names}
     turns = [name for name in names for _ in range(TARGETS[name].share)]
     began, number = time.monotonic(), 0
     with suppress(StoppedError):
-        while time.monotonic() - began < 60 * minutes:
+        while number < most and time.monotonic() - began < 60 * minutes:
             number += 1
             name = chance.choice(turns)
             _one_case(name, tallies[name], TARGETS[name].make(chance), f"{seed}-{number:06d}")
@@ -172,6 +173,7 @@ def main() -> int:
     """Run for the time that was asked for; 1 where something failed."""
     parser = argparse.ArgumentParser(description="Fuzz logscope's analyze over mutated real logs.")
     parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--cases", type=int, default=sys.maxsize, help="stop after so many")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--targets", default=",".join(TARGETS), help=f"some of {', '.join(TARGETS)}")
     parser.add_argument("--again", type=Path, metavar="FILE", help="run a kept case once more")
@@ -189,7 +191,7 @@ def main() -> int:
         return 0
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     print(f"seed {given.seed}", flush=True)
-    return _by_chance(given.minutes, given.seed, given.targets.split(","))
+    return _by_chance(given.minutes, given.cases, given.seed, given.targets.split(","))
 
 
 if __name__ == "__main__":

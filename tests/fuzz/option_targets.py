@@ -25,7 +25,7 @@ from tests.fuzz.cases import Case, Target, run
 from tests.fuzz.contract import violations
 from tests.fuzz.mutations import NUMBERS, ROOT
 
-__all__ = ["OPTION_TARGETS"]
+__all__ = ["CONFIG", "LATENCIES", "METRICS", "OPTION_TARGETS", "WORKLOAD", "mangled", "no_number", "numbers"]
 
 LOG = ROOT / "samples" / "v1-calm.log"
 STATUSES = (0, 2, 3, 4)
@@ -97,7 +97,7 @@ _ODD = (
 )
 
 
-def _mangled(chance: random.Random, data: bytes) -> bytes:
+def mangled(chance: random.Random, data: bytes) -> bytes:
     """Some numbers, bytes or spans of a real form replaced by what nobody expects there."""
     for _ in range(1 + int(chance.expovariate(0.5))):
         digits = [i for i, c in enumerate(data) if chr(c).isdigit()]
@@ -120,9 +120,9 @@ def _mangled(chance: random.Random, data: bytes) -> bytes:
 def _witnesses(chance: random.Random) -> Case:
     files = {}
     if chance.random() < 0.7:
-        files["metrics"] = _mangled(chance, chance.choice(METRICS))
+        files["metrics"] = mangled(chance, chance.choice(METRICS))
     if not files or chance.random() < 0.4:
-        files["latencies"] = _mangled(chance, chance.choice(LATENCIES))
+        files["latencies"] = mangled(chance, chance.choice(LATENCIES))
     return Case(files)
 
 
@@ -142,26 +142,26 @@ def _check_witnesses(case: Case, folder: Path) -> None:
         arguments += [f"--{name}", folder / name]
     if run(*arguments) is None:
         return
-    document = json.loads((folder / "answer.json").read_text(), parse_constant=_no_number)
+    document = json.loads((folder / "answer.json").read_text(), parse_constant=no_number)
     assert violations(document) == []
-    for place, number in _numbers(document):
+    for place, number in numbers(document):
         assert number >= 0 or place[-1].endswith("change"), (place, number)
 
 
-def _no_number(text: str) -> None:
+def no_number(text: str) -> None:
     raise AssertionError(f"{text} in an answer")
 
 
-def _numbers(value: Any, place: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], float]]:
+def numbers(value: Any, place: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], float]]:
     if isinstance(value, dict):
-        return [found for key, part in value.items() for found in _numbers(part, (*place, str(key)))]
+        return [found for key, part in value.items() for found in numbers(part, (*place, str(key)))]
     if isinstance(value, list):
-        return [found for part in value for found in _numbers(part, place)]
+        return [found for part in value for found in numbers(part, place)]
     return [(place, value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
 
 
 def _configs(chance: random.Random) -> Case:
-    return Case({"config.json": _mangled(chance, CONFIG), "requests.jsonl": WORKLOAD})
+    return Case({"config.json": mangled(chance, CONFIG), "requests.jsonl": WORKLOAD})
 
 
 def _check_configs(case: Case, folder: Path) -> None:
@@ -169,7 +169,7 @@ def _check_configs(case: Case, folder: Path) -> None:
         (folder / name).write_bytes(data)
     answer = folder / "answer.json"
     if run("replay", folder / "requests.jsonl", "--config", folder / "config.json", "--json", answer, "-q") is not None:
-        json.loads(answer.read_text(), parse_constant=_no_number)
+        json.loads(answer.read_text(), parse_constant=no_number)
 
 
 def _damages(chance: random.Random) -> Case:
@@ -195,7 +195,7 @@ def _check_damages(case: Case, folder: Path) -> None:
 def _answers(chance: random.Random) -> Case:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(PROM)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(PROM), PROM)
-    return Case({"answer": _mangled(chance, chance.choice((head + PROM, chunked)))})
+    return Case({"answer": mangled(chance, chance.choice((head + PROM, chunked)))})
 
 
 def _check_answers(case: Case, folder: Path) -> None:

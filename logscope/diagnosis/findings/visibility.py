@@ -6,6 +6,7 @@ import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of
+from logscope.evidence.pressure import MOST_AT_ONCE
 from logscope.server.engines import EngineFacts, engine_config
 from logscope.wording import plural
 from reference_engine.v1.profile import version_key
@@ -77,6 +78,8 @@ def not_replayed(context: Context, *, asked: bool) -> list[Finding]:
             else f"there {'is' if windows.height == 1 else 'are'} only {plural(windows.height, 'statistics line')}"
         )
         why = f"{lines}; give a longer part of the log"
+    elif (windows["running"] + windows["waiting"]).max() > MOST_AT_ONCE:  # type: ignore[operator]
+        why = f"more than {MOST_AT_ONCE:,} requests were there at once, more than an inference can hold"
     else:
         why = "no line shows when requests arrived (turn on request logging, or keep the access-log lines)"
     return [Finding("coverage", "info", "measured", f"Nothing was replayed: {why}", facts={"not_replayed": True})]

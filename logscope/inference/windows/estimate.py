@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from logscope.evidence.pressure import MOST_AT_ONCE
 from logscope.inference.prediction import (
     Replayed,
     Samples,
@@ -49,6 +50,7 @@ _FEWER = 45.0  # the same where nobody knows how many came: many short requests 
 _AT_LEAST = 3  # passes, before it is asked whether they agree
 _REPLAYS = 6  # samples that are replayed exactly, with their ledgers
 _MOST_ARRIVALS = 6_000
+_MOST_IN_ALL = 100 * _MOST_ARRIVALS
 _MOST_WINDOWS = 1_000
 # Bounds of at most half of the true count (seven tenths without request lines), also where the value is too high by the
 # error that it may have (15 %, 25 %).
@@ -67,7 +69,8 @@ def infer(
         engines: so many engines share the requests of these frames (data parallel).
 
     Returns:
-        None where the log holds no statistics lines, nothing was generated, no request ended, or the size of the KV cache is not known.
+        None where the log holds no statistics lines, nothing was generated, no request ended, the size of the KV cache is not known,
+        or more requests came at once than can be inferred.
     """
     config = engine_config(facts)
     seen = observe(frames) if config is not None else None
@@ -75,6 +78,8 @@ def infer(
         return None
     rules = SketchRules.of(config)
     balance = balance_of(seen, rules) if seen.level == "bare" else None
+    if balance is not None and sum(balance.came) > _MOST_IN_ALL:
+        return None
     if balance is not None:
         seen, engines = balance.expected(seen), 1
     if not seen.arrivals:
@@ -82,6 +87,8 @@ def infer(
     everybody = len(seen.arrivals)
     inherited = with_inherited(seen, balance.inherited if balance else None)
     seen, covered = worst_span(inherited, _MOST_ARRIVALS, _MOST_WINDOWS)
+    if len(seen.arrivals) > MOST_AT_ONCE:
+        return None
     share = _share(seen, engines)
     lengths = length_model(seen, config.max_model_len - 1, rules, share)
     if balance is not None:

@@ -238,6 +238,7 @@ def coverage(given: Mapping[str, Any]) -> list[Fact]:
         ("unrecognized_warnings", "unrecognised warnings"),
         ("out_of_order", "lines out of order"),
         ("truncated", "truncated lines"),
+        ("unbelieved", "lines with impossible values"),
     )
     facts = [Fact("lines read", number(given["lines"])), *(Fact(word, value) for value, word in parts)]
     return facts + [Fact(name, number(given[key])) for key, name in named if given.get(key)]

@@ -370,8 +370,9 @@ def _input_lines(console: Console, found: Mapping[str, Any], verbose: bool) -> N
     console.print()
     whole, *parts = (f"{value} {word}".strip() for value, word in lines_read(found))
     line = f"{whole}: {', '.join(parts)}"
-    for name, word in (("out_of_order", "out of order"), ("truncated", "truncated")):
-        if found[name]:
+    counted = (("out_of_order", "out of order"), ("truncated", "truncated"), ("unbelieved", "with impossible values"))
+    for name, word in counted:
+        if found.get(name):
             line += f"; {plural(found[name], 'line')} {word}"
     if unknown := found["unrecognized_warnings"]:
         line += f"; {plural(unknown, 'unrecognised warning')}" + ("" if verbose else " (list with -v)")
