@@ -22,6 +22,7 @@ import regex
 
 __all__ = [
     "LAST_SECOND",
+    "LEFT_OUT",
     "OBEYED",
     "axis_text",
     "beginning",
@@ -33,6 +34,7 @@ __all__ = [
     "script_json",
     "stripped",
     "visible",
+    "without_client_text",
 ]
 LARGEST_NUMBER = 1e15
 """No count, time or size that a server or a client measures is larger; sums and products of such numbers stay finite."""
@@ -98,7 +100,7 @@ _OUTPUT = regex.compile(r"(?P<key>\boutput: )(?:.*(?P<rest>, (?:output_token_ids
 _CLIENT = regex.compile(
     r"(?P<key>INFO:\s{1,8})(?:(?:\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9A-Fa-f:.]{3,45}\]?):\d{1,5}|\('[^']{1,64}', \d{1,5}\)) - "
 )
-_LEFT_OUT = "(left out)"
+LEFT_OUT = "(left out)"
 # What stands before the first value of an unknown message: up to a quote, a brace, `: ` or `=`.
 _VALUES = re.compile(r"['\"`{\[<(=]|: |:$")
 _RECORD_HEAD = re.compile(
@@ -132,8 +134,8 @@ def redacted(text: str, limit: int = MAX_LINE) -> str:
     """`visible`, and without prompts, outputs, token ids and the client's address."""
     text = text[: 64 * 1024]  # what follows would not be shown anyway
     for pattern in (_PROMPT, _OUTPUT):
-        text = pattern.sub(lambda m: f"{m['key']}{_LEFT_OUT}{m['rest'] or ''}", text)
-    text = _IDS.sub(lambda m: f"{m['key']}{_LEFT_OUT}", text)
+        text = pattern.sub(lambda m: f"{m['key']}{LEFT_OUT}{m['rest'] or ''}", text)
+    text = _IDS.sub(lambda m: f"{m['key']}{LEFT_OUT}", text)
     return visible(_CLIENT.sub(r"\g<key>(client) - ", text), limit)
 
 
@@ -144,7 +146,56 @@ def beginning(text: str, limit: int = 200) -> str:
     found = _VALUES.search(text, start)
     if found is None:
         return redacted(text, limit)
-    return visible(text[: found.start()].rstrip(), limit) + f": {_LEFT_OUT}"
+    return visible(text[: found.start()].rstrip(), limit) + f": {LEFT_OUT}"
+
+
+# CUDA error: an illegal memory access was encountered; NCCL error in: …; Worker failed with error …; [Errno 28] No space left on device
+_FROM_ENGINE = re.compile(
+    r"(?:CUDA|HIP|NCCL|RCCL|cuBLAS|CUBLAS|cuDNN|Triton|XPU|EngineCore|Engine core|Worker|Executor|RPC call)\b|\[Errno \d{1,3}\] "
+)
+_WORDS = re.compile(r"[^\W\d_]+(?:_\w+)?")
+# Messages of Python, PyTorch and vLLM are made of these words, numbers and names in code's spelling; a client's text hardly is.
+_ENGINE_WORDS = frozenset(
+    _WORDS.findall("""
+    a all allowed already an and are arg args argument arguments array assert assertion at attribute attributes available axis be block
+    blocks bool boundary bounds broadcast buffer bytes cache call called can cannot capacity changed class closed code connection contains copy
+    count current data deque device devices dict dictionary did dimension dimensions division does done dtype during either element elements
+    empty encountered engine error exceeded exception execute execution exist expected failed file first float for forward found from full
+    function got graph group had has have id illegal in index indices inf info input inputs int integer invalid is it items iterable iteration
+    iterator kernel key kwargs layer layers len length less list load local loop lost max memory method min missing mismatch model module more
+    multiplied multiply must mutated nan neither no node none nor not null number object of on one only open operand operands operation or
+    order out output pool popped positional probability process processes queue range rank read reached refused remote request requests
+    required reset response result returned running same sampled schedule scheduled scheduler sequence sequences set shape shapes shared
+    should size slot slots space state step steps stop storage str stream supported task tasks tensor tensors than that the thread timed
+    timeout to token tokens too tuple type types unable unexpected unhashable unknown unpack unspecified unsupported up valid value values
+    vector view was were when while width with within without work worker workers write wrong zero
+""")
+)
+_PLAIN = re.compile(r"[\w\s()\[\]{}<>=!+*/:;,.'-]{1,200}")
+_NAMED = re.compile(r"'(?:NoneType|[a-z]+|[A-Z][A-Za-z]+)'(?= object| and '| for )|'[a-z_]+'$")
+
+_CLASS = re.compile(r"[A-Za-z_][\w.]{0,160}")
+
+
+def without_client_text(text: str) -> str:
+    """Once a server takes requests, an exception's message may quote one; what the engine and its libraries say themselves stays.
+
+    `text` is `Class: message`, or either of them alone.
+    """
+    name, colon, message = text.strip().partition(": ")
+    if not colon:
+        return text if _CLASS.fullmatch(name) or _is_engines(name) else LEFT_OUT
+    if _CLASS.fullmatch(name) is None:
+        return text if _is_engines(text.strip()) else LEFT_OUT
+    return text if _is_engines(message) else f"{name}: {LEFT_OUT}"
+
+
+def _is_engines(message: str) -> bool:
+    if _FROM_ENGINE.match(message):
+        return True
+    named = "object has no attribute" in message or "unsupported operand" in message
+    plain = _NAMED.sub("", message) if named else message
+    return _PLAIN.fullmatch(plain) is not None and all(w.lower() in _ENGINE_WORDS for w in _WORDS.findall(plain))
 
 
 def script_json(value: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 from logscope.analysis import analyze
 from logscope.log.frames import read_log
 from parsers.sources.source import expand
-from tests.logs import document, ids, stats_v1, v1_start
+from tests.logs import document, stats_v1, v1_start
 
 GAUGES = ("Running: 4", "Waiting: 1", "usage: 90.0", "Avg generation throughput: 100.0")
 

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logscope.errors import fault_of
-from logscope.evidence.context import without_client_text
 from logscope.output.events import to_json
-from logscope.sanitize import OBEYED, beginning, escaped, redacted, stripped, visible
+from logscope.sanitize import OBEYED, beginning, escaped, redacted, stripped, visible, without_client_text
 from tests.conftest import ROOT
 from tests.logs import stats_v1, v0_warning, v1_start
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from logscope.diagnosis.verdict import certainty
-from logscope.evidence.context import without_client_text
+from logscope.sanitize import without_client_text
 from tests.logs import document, ids, stats_v0, stats_v1, v0_warning, v1_start
 
 

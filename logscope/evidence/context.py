@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -13,9 +14,13 @@ import polars as pl
 from logscope.evidence.finding import Evidence, seconds
 from logscope.evidence.preemptions import Logged, stats_windows, usual_interval
 from logscope.evidence.pressure import full_pct
+from logscope.sanitize import without_client_text
 from logscope.server.engines import EngineLog
 
-__all__ = ["CLEAN_STOP_S", "Context", "cause_of", "context_of", "without_client_text"]
+__all__ = ["CLEAN_STOP_S", "Context", "cause_of", "context_of"]
+
+Texts = dict[tuple[str, int], str]
+_SOUGHT = (128, 64, 32, 16, 8)  # characters of an error that tell where it stands in its line
 
 CLEAN_STOP_S = 5.0
 """What dies within so many seconds of a word of shutting down was stopped, and did not crash."""
@@ -31,36 +36,12 @@ _RUNNING_METHODS = (
     *("run_busy_loop", "run_engine_loop", "engine_step"),
 )
 
-# CUDA error: an illegal memory access was encountered; NCCL error in: …; Worker failed with error …; [Errno 28] No space left on device
-_FROM_ENGINE = re.compile(
-    r"(?:CUDA|HIP|NCCL|RCCL|cuBLAS|CUBLAS|cuDNN|Triton|XPU|EngineCore|Engine core|Worker|Executor|RPC call)\b|\[Errno \d{1,3}\] "
-)
 # What wraps the cause, or only repeats that there was one.
 _WRAPPER = re.compile(
     r"EngineDeadError|EngineCore encountered an issue|Engine core initialization failed|Engine loop (?:has died|is not running)|Engine process failed"
     r"|Background loop (?:is not running|has errored)|Task finished unexpectedly|CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError"
     r"|(?:Error|Exception): *cancelled$|See root cause above|See stack trace"
 )
-_WORDS = re.compile(r"[^\W\d_]+(?:_\w+)?")
-# Messages of Python, PyTorch and vLLM are made of these words, numbers and names in code's spelling; a client's text hardly is.
-_ENGINE_WORDS = frozenset(
-    _WORDS.findall("""
-    a all allowed already an and are arg args argument arguments array assert assertion at attribute attributes available axis be block
-    blocks bool boundary bounds broadcast buffer bytes cache call called can cannot capacity changed class closed code connection contains copy
-    count current data deque device devices dict dictionary did dimension dimensions division does done dtype during either element elements
-    empty encountered engine error exceeded exception execute execution exist expected failed file first float for forward found from full
-    function got graph group had has have id illegal in index indices inf info input inputs int integer invalid is it items iterable iteration
-    iterator kernel key kwargs layer layers len length less list load local loop lost max memory method min missing mismatch model module more
-    multiplied multiply must mutated nan neither no node none nor not null number object of on one only open operand operands operation or
-    order out output pool popped positional probability process processes queue range rank read reached refused remote request requests
-    required reset response result returned running same sampled schedule scheduled scheduler sequence sequences set shape shapes shared
-    should size slot slots space state step steps stop storage str stream supported task tasks tensor tensors than that the thread timed
-    timeout to token tokens too tuple type types unable unexpected unhashable unknown unpack unspecified unsupported up valid value values
-    vector view was were when while width with within without work worker workers write wrong zero
-""")
-)
-_PLAIN = re.compile(r"[\w\s()\[\]{}<>=!+*/:;,.'-]{1,200}")
-_NAMED = re.compile(r"'(?:NoneType|[a-z]+|[A-Z][A-Za-z]+)'(?= object| and '| for )|'[a-z_]+'$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +95,24 @@ def context_of(
     context = Context(log, stats_windows(log.get("stats"), full_pct(log.facts)), logged, texts, exceptions)
     if not context.served:
         return context
-    return replace(context, exceptions=[replace(e, text=without_client_text(e.text)) for e in exceptions])
+    told = [replace(e, text=without_client_text(e.text)) for e in exceptions]
+    own = _without_errors(log.get("runtime"), texts)
+    return replace(context, exceptions=told, texts=ChainMap(own, texts))  # type: ignore[arg-type]  # it is only read
 
 
-def without_client_text(text: str) -> str:
-    """Once a server takes requests, an exception's message may quote one; what the engine and its libraries say themselves stays."""
-    name, _, message = text.strip().partition(": ")
-    if not message or _FROM_ENGINE.match(message) or _of_engine_words(message):
-        return text
-    return f"{name}: (left out)"
-
-
-def _of_engine_words(message: str) -> bool:
-    plain = (
-        _NAMED.sub("", message) if "object has no attribute" in message or "unsupported operand" in message else message
-    )
-    return _PLAIN.fullmatch(plain) is not None and all(w.lower() in _ENGINE_WORDS for w in _WORDS.findall(plain))
+def _without_errors(runtime: pl.DataFrame | None, texts: Mapping[tuple[str, int], str]) -> Texts:
+    """The lines of a running engine's errors, without what an exception's text may quote (`parsers.families.CLIENT_TEXT`)."""
+    found: Texts = {}
+    if runtime is None or "error" not in runtime.columns:
+        return found
+    for source, line, error in runtime.filter(pl.col("error").is_not_null()).select("source", "line", "error").rows():
+        text = texts.get((source, line), "")
+        # the line may hold only the beginning of an error that goes on elsewhere
+        at = next((at for size in _SOUGHT if (at := text.find(error[:size])) >= 0), -1)
+        if at >= 0:
+            rest = text[at + len(error) :] if text.startswith(error, at) else ""
+            found[source, line] = text[:at] + without_client_text(error) + rest
+    return found
 
 
 def cause_of(texts: Iterable[str]) -> str | None:

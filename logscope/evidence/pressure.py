@@ -47,7 +47,7 @@ NEARLY_FULL_PCT = 90.0
 MUCH_ROOM_PCT = 60.0
 """KV usage (percent) under which the next prompt fits whatever its length: between two lines a cache fills and empties by a third."""
 
-MOST_AT_ONCE = 60_000
+MOST_AT_ONCE = 12_000
 """Requests of one statistics window from which on nothing is inferred: a window cannot be cut."""
 
 REPEATS = 3

@@ -45,6 +45,7 @@ __all__ = [
     "is_servers_own",
     "match",
     "schema",
+    "words_before_client_text",
 ]
 
 _MODULES = {
@@ -148,6 +149,13 @@ _CLIENT_BEGINNINGS = tuple(
 def is_servers_own(family: str, variant: str) -> bool:
     """Whether no client can write into messages of this format."""
     return (family, variant) not in _OPEN
+
+
+def words_before_client_text(message: str) -> str | None:
+    """The server's words at the beginning of a message into which a client can write; None for other messages."""
+    if not message.startswith(_CLIENT_BEGINNINGS):
+        return None
+    return max((words for words in _CLIENT_BEGINNINGS if message.startswith(words)), key=len)
 
 
 def columns(family: str) -> Mapping[str, Kind]:

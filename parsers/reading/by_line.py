@@ -170,6 +170,7 @@ class SourceReader:
         self.coverage, self.keep = coverage, keep
         self.chars = 0
         self.behind = 0  # lines that hold a record behind something else
+        self._clients_line = -1  # the last unknown warning that a client may have written into
 
     def read(self, lines: Iterable[Line | None]) -> Iterator[Event]:
         """The events of payload lines."""
@@ -292,8 +293,15 @@ class SourceReader:
         )
 
     def note_warning(self, number: int, message: str) -> None:
-        """Count a record at WARNING or above that no family knows; the first ones are kept as samples."""
+        """Count a record at WARNING or above that no family knows; the first ones are kept as samples.
+
+        Of one that begins as a client's text does the server's words are kept, of the lines right behind it nothing.
+        """
         self.coverage.unrecognized_warnings += 1
+        own = "" if number == self._clients_line + 1 else families.words_before_client_text(message)
+        if own is not None:
+            self._clients_line = number
+            message = f"{own}(left out)"
         if len(self.coverage.warning_samples) < MAX_SAMPLES:
             self.coverage.warning_samples.append({"source": self.name, "line": number, "text": message[:MAX_TEXT]})
 
@@ -406,6 +414,7 @@ def _evidence(record: Record, found: families.Match, number: int) -> str:
     text = next((p.text for p in record.lines if p.number == number), record.lines[0].text)
     if found.family == "exception":
         text = str(found.fields["message"])
-    if found.family == "preemption" and (at := text.rfind(" is preempted")) > 0:  # before it stands a client's id
-        text = f"Sequence group {found.fields['request_id']}{text[at:]}"
+    if found.variant == "v0_preempt_warning":  # with a client's id, which may have taken several lines
+        rest = text.rpartition(" is preempted")[2] if " is preempted" in text else ""
+        text = f"Sequence group {found.fields['request_id']} is preempted{rest}"
     return text[:MAX_TEXT]

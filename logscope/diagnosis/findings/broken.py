@@ -12,9 +12,10 @@ from typing import Any
 
 import polars as pl
 
-from logscope.evidence.context import CLEAN_STOP_S, Context, cause_of, without_client_text
+from logscope.evidence.context import CLEAN_STOP_S, Context, cause_of
 from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.evidence.preemptions import usual_interval
+from logscope.sanitize import without_client_text
 from logscope.wording import stretch
 from parsers.families.http import PROBE_PATHS
 
@@ -65,20 +66,22 @@ def engine_crash(context: Context) -> list[Finding]:
 
 def _cause(context: Context, dead: pl.DataFrame) -> str:
     """What the engine died of, with a colon before it; empty where the log only says that it did."""
-    cause = cause_of((*_errors(context, dead), *(e.text for e in context.exceptions)))
-    return f": {without_client_text(cause)}" if cause else ""
+    said = dict(_errors(context, dead)) | {e.text: e.text for e in context.exceptions}
+    cause = cause_of(said)
+    return f": {said[next(text for text in said if text.strip() == cause)]}" if cause else ""
 
 
-def _errors(context: Context, rows: pl.DataFrame) -> Iterator[str]:
-    """What each row's error says: its traceback's last line, or the line itself where the error is the line."""
+def _errors(context: Context, rows: pl.DataFrame) -> Iterator[tuple[str, str]]:
+    """What each row's error says: its traceback's last line, or the line itself where the error is the line; and what of it is shown."""
     for row in rows.iter_rows(named=True):
         said = row.get("error") or ""
         if row["variant"] == "rpc" and row.get("method"):
-            yield f"RPC call to {row['method']} timed out"
+            yield (f"RPC call to {row['method']} timed out",) * 2
         elif said and ": " not in said and row["variant"] not in ("engine_dead", "dead"):
-            yield context.texts.get((row["source"], row["line"]), said).partition("\n")[0] or said
+            line = context.texts.get((row["source"], row["line"]), "").partition("\n")[0]
+            yield line or said, line or without_client_text(said)
         else:
-            yield said
+            yield said, without_client_text(said)
 
 
 def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
@@ -386,7 +389,7 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
         if refused.height:
             return f"vLLM rejected its command line: {refused['error'][-1]}", evidence_of(refused, context.texts)
     died = None if runtime is None else runtime.filter(pl.col("variant").str.contains("dead|died|fatal|worker_exc"))
-    named = None if died is None else cause_of(_errors(context, died))
+    named = None if died is None else cause_of(text for text, _ in _errors(context, died))
     if named is not None and died is not None:
         return _plain(named), evidence_of(died, context.texts) + tuple(context.exceptions[-2:])
     # Of a chain of exceptions the last one says it best.

@@ -78,7 +78,7 @@ def not_replayed(context: Context, *, asked: bool) -> list[Finding]:
             else f"there {'is' if windows.height == 1 else 'are'} only {plural(windows.height, 'statistics line')}"
         )
         why = f"{lines}; give a longer part of the log"
-    elif (windows["running"] + windows["waiting"]).max() > MOST_AT_ONCE:  # type: ignore[operator]
+    elif (windows["running"] + windows["waiting"]).max() > MOST_AT_ONCE:
         why = f"more than {MOST_AT_ONCE:,} requests were there at once, more than an inference can hold"
     else:
         why = "no line shows when requests arrived (turn on request logging, or keep the access-log lines)"
