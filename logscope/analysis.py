@@ -275,14 +275,13 @@ def _throughput(windows: pl.DataFrame | None) -> tuple[float | None, float | Non
     if not isinstance(end, datetime) or not isinstance(start, datetime) or end <= start:
         return None, None
     span = (end - start).total_seconds()
-
-    def mean(name: str) -> float | None:
-        if windows[name].null_count() == windows.height:
-            return None
-        tokens = (windows[name].fill_null(0.0) * windows["interval_s"].clip(0, 60)).sum()
-        return float(tokens) / span
-
-    return mean("prompt_tps"), mean("generation_tps")
+    names = ("prompt_tps", "generation_tps")
+    tokens = windows.select((pl.col(names).fill_null(0.0) * pl.col("interval_s").clip(0, 60)).sum()).row(0)
+    means = [
+        None if windows[n].null_count() == windows.height else total / span
+        for n, total in zip(names, tokens, strict=True)
+    ]
+    return means[0], means[1]
 
 
 def worst_of(results: Sequence[EngineResult]) -> int | None:

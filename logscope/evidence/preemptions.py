@@ -49,10 +49,14 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
     """
     if stats is None or "running" not in stats.columns:
         return None
-    rows = stats.filter(pl.col("running").is_not_null() & pl.col("at").is_not_null())
+    rows = stats
+    if rows["running"].null_count() or rows["at"].null_count():
+        rows = rows.filter(pl.col("running").is_not_null() & pl.col("at").is_not_null())
     if rows.height == 0:
         return None
-    frame = rows.select(
+    usual = _usual(rows["at"])
+    # One query, for a crash loop has thousands of starts: each query costs as much as a thousand rows.
+    frame = rows.lazy().select(
         end=pl.col("at"),
         running=pl.col("running").cast(pl.Float64),
         waiting=pl.col("waiting").fill_null(0).cast(pl.Float64),
@@ -66,25 +70,27 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
         line=pl.col("line"),
         order=pl.col("order"),
     )
-    frame = frame.with_columns(full=pl.col("kv_pct").fill_null(0) >= full_pct)
-    gaps = frame["end"].diff().dt.total_microseconds() / 1e6
-    usual = _usual(gaps)
-    start = frame["end"].shift(1)
-    first = frame["end"][0] - timedelta(seconds=usual)
-    frame = frame.with_columns(start=start.fill_null(first))
-    return frame.with_columns(
+    frame = frame.with_columns(
+        full=pl.col("kv_pct").fill_null(0) >= full_pct,
+        start=pl.col("end").shift(1).fill_null(pl.col("end").first() - timedelta(seconds=usual)),
+    )
+    frame = frame.with_columns(
         interval_s=(pl.col("end") - pl.col("start")).dt.total_microseconds() / 1e6,
         idle=(pl.col("prompt_tps").fill_null(0) + pl.col("generation_tps").fill_null(0)) == 0,
     )
+    return frame.collect()
 
 
 def usual_interval(windows: pl.DataFrame) -> float:
     """The interval at which this log's lines come, in seconds."""
-    return _usual(windows["end"].diff().dt.total_microseconds() / 1e6)
+    return _usual(windows["end"])
 
 
-def _usual(gaps: pl.Series) -> float:
+def _usual(ends: pl.Series) -> float:
     """The lower quartile: idle stretches and stalls leave long gaps; few gaps tell little, then vLLM's default bounds it."""
+    if ends.len() < 2:
+        return DEFAULT_INTERVAL_S
+    gaps = ends.diff().dt.total_microseconds() / 1e6
     positive = gaps.filter(gaps > 0.5)
     low = positive.quantile(0.25, "nearest") if positive.len() else None
     if not isinstance(low, (int, float)):
@@ -101,8 +107,8 @@ def _kv(frame: pl.DataFrame) -> pl.Expr:
     gpu, cpu = (_optional(frame, "gpu_kv_cache_usage_pct"), _optional(frame, "cpu_kv_cache_usage_pct"))
     if "cpu_kv_cache_usage_pct" not in frame.columns or "gpu_kv_cache_usage_pct" not in frame.columns:
         return gpu
-    used = frame["gpu_kv_cache_usage_pct"].fill_null(0).max()
-    return pl.coalesce(cpu, gpu) if used == 0 else gpu
+    used = frame["gpu_kv_cache_usage_pct"].max()
+    return pl.coalesce(cpu, gpu) if not used else gpu
 
 
 PERIOD = 50
@@ -197,7 +203,7 @@ def logged_preemptions(warnings: pl.DataFrame | None, stats: pl.DataFrame | None
             high = None if high is None or b is None else high + b
             timeline += _warning_timeline(part["at"].to_list(), counters)
         lines += [(s, n, "") for s, n in warnings.select("source", "line").rows()]
-    if stats is not None and "preemptions" in stats.columns:
+    if stats is not None and "preemptions" in stats.columns and stats["preemptions"].null_count() < stats.height:
         said = stats.filter(pl.col("preemptions").is_not_null())
         if said.height:
             total = int(said["preemptions"].sum())

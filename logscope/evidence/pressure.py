@@ -125,6 +125,12 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     return windows.select(bound=bound.otherwise(None))["bound"]
 
 
+def bound_by(kind: str, windows: pl.DataFrame, seats: int | None) -> pl.DataFrame:
+    """The windows whose queue this kept from being admitted; see `bound_of`."""
+    bound = bound_of(windows, seats)
+    return windows[:0] if bound.null_count() == bound.len() else windows.filter(bound == kind)
+
+
 def _queue() -> pl.Expr:
     """Whether requests wait for room, a seat or the budget: most of the queue is not deferred."""
     waiting = pl.col("waiting") + pl.col("swapped").fill_null(0)

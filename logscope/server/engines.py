@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -97,11 +97,12 @@ def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | N
     found: list[EngineLog] = []
     # Cut once for all starts: a crash loop has thousands.
     parts = {name: frame.partition_by("server", "run", as_dict=True) for name, frame in frames.items()}
+    engines = _indices(frames)
     for server, run in sorted({key for part in parts.values() for key in part}):
         of_run = {
             name: part[server, run] if (server, run) in part else frames[name].clear() for name, part in parts.items()
         }
-        indices = _indices(of_run)
+        indices = sorted(engines.get((server, run), ())) or [0]
         for index in indices:
             of_engine = dict(of_run)
             for name in _ENGINE_FAMILIES:
@@ -112,13 +113,15 @@ def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | N
     return found
 
 
-def _indices(frames: Mapping[str, pl.DataFrame]) -> list[int]:
-    found: set[int] = set()
+def _indices(frames: Mapping[str, pl.DataFrame]) -> Mapping[tuple[int, int], set[int]]:
+    """The engines of each start (server, run), as far as lines name them."""
+    found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for name in _ENGINE_FAMILIES:
-        frame = frames.get(name)
-        if frame is not None and frame.height:
-            found |= {i for i in frame["engine_index"].unique().to_list() if i is not None}
-    return sorted(found) or [0]
+        if name in frames:
+            for server, run, index in frames[name].select("server", "run", "engine_index").unique().iter_rows():
+                if index is not None:
+                    found[server, run].add(index)
+    return found
 
 
 def _of_engine(frame: pl.DataFrame, index: int, *, alone: bool) -> pl.DataFrame:
@@ -192,7 +195,7 @@ def _setup_rows(frames: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
         if frame is not None:
             rows += frame.rows(named=True)
     stats = frames.get("stats")
-    if stats is not None and "num_gpu_blocks" in stats.columns:
+    if stats is not None and "num_gpu_blocks" in stats.columns and stats["num_gpu_blocks"].null_count() < stats.height:
         rows += stats.filter(pl.col("num_gpu_blocks").is_not_null()).rows(named=True)
     return sorted(rows, key=lambda r: r["order"])
 
@@ -259,8 +262,8 @@ def _engine_by_version(version: str) -> str | None:
 def _device(frames: Mapping[str, pl.DataFrame], configuration: Configuration) -> str | None:
     for name in ("stats", "kv_sizing", "iteration"):
         frame = frames.get(name)
-        if frame is not None and "device" in frame.columns:
-            said = [d for d in frame["device"].drop_nulls().to_list() if d]
+        if frame is not None and "device" in frame.columns and frame["device"].null_count() < frame.height:
+            said = [d for d in frame["device"].to_list() if d]
             if said:
                 return str(said[-1]).upper()
     platform = configuration.more.get("platform") or configuration.more.get("device")

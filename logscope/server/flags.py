@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -25,6 +25,7 @@ ALIASES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy
 _V1_SINCE = {"scheduling_policy": "0.9.2", "long_prefill_token_threshold": "0.8.3"}
 
 
+@lru_cache(maxsize=1024)
 def version_key(version: str) -> Version:
     """Sorts versions: 0.8.5.dev1 < 0.8.5rc1 < 0.8.5 < 0.8.5.post1 < 0.10.1 < 0.10.1.1. Raises ValueError on other text."""
     return Version(version)

@@ -158,7 +158,7 @@ def _scheduling(
 
 def _variants(frames: Mapping[str, pl.DataFrame]) -> frozenset[str]:
     names = ("stats", "kv_sizing", "preemption")
-    found = (frames[name]["variant"].unique().to_list() for name in names if name in frames)
+    found = (frames[name]["variant"].to_list() for name in names if name in frames)
     return frozenset(variant for variants in found for variant in variants)
 
 

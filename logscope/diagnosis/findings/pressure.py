@@ -15,7 +15,7 @@ import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of, seconds
-from logscope.evidence.pressure import bound_of
+from logscope.evidence.pressure import bound_by, bound_of
 from logscope.server.engines import EngineFacts
 from logscope.wording import percent
 
@@ -93,7 +93,7 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     if windows is None:
         return []
     seats = context.log.facts.config.get("max_num_seqs")
-    full = windows.filter(bound_of(windows, seats) == "kv")
+    full = bound_by("kv", windows, seats)
     if full.height < MIN_WINDOWS:
         return []
     start, end = context.span_of(full)
@@ -111,7 +111,7 @@ def seat_queue(context: Context) -> list[Finding]:
     if windows is None or not seats or windows["aggregated"].any():
         return []
     measured = context.log.facts.basis.get("max_num_seqs") in ("measured", "given")
-    at_limit = windows.filter(bound_of(windows, seats) == "seats")
+    at_limit = bound_by("seats", windows, seats)
     if at_limit.height < MIN_WINDOWS:
         return []
     start, end = context.span_of(at_limit)
@@ -169,6 +169,8 @@ def kv_leak(context: Context) -> list[Finding]:
     windows = context.windows
     if windows is None or windows["aggregated"].any():
         return []
+    if windows["running"].min():
+        return []
     nobody = pl.col("running") + pl.col("waiting") + pl.col("swapped").fill_null(0) == 0
     empty = windows.filter(nobody & pl.col("kv_pct").is_not_null())
     returned = empty.select((pl.col("kv_pct") < _least(context)).arg_true().max()).item()
@@ -221,6 +223,8 @@ def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]])
     A warning where the busiest queues while the idlest does not: that wait is not for want of hardware. None for a single engine, for
     little load, and for few windows (a moment's difference says little) unless requests queue at the one and not at the other.
     """
+    if len(engines) < 2:
+        return None
     loads = [load for facts, windows in engines if (load := _load(facts, windows)) is not None]
     if len(loads) < 2:
         return None
@@ -255,8 +259,9 @@ def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]])
 def _load(facts: EngineFacts, windows: pl.DataFrame | None) -> _Load | None:
     if windows is None or windows.height == 0:
         return None
-    requests = windows.select((pl.col("running") + pl.col("waiting")).mean()).item()
-    queued = windows.select((pl.col("waiting") > 0).mean()).item()
+    requests, queued = windows.select(
+        (pl.col("running") + pl.col("waiting")).mean(), queued=(pl.col("waiting") > 0).mean()
+    ).row(0)
     if requests is None or queued is None:
         return None
     start, end = windows["start"].min(), windows["end"].max()

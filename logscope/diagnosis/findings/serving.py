@@ -15,7 +15,7 @@ import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Evidence, Finding, evidence_of, seconds
-from logscope.evidence.pressure import bound_of
+from logscope.evidence.pressure import bound_by
 from logscope.wording import duration, number, percent, plural, stretch
 
 __all__ = [
@@ -73,7 +73,8 @@ def kv_filling(context: Context) -> list[Finding]:
     windows = context.windows
     if windows is None or windows["aggregated"].any():
         return []
-    rows = windows.filter(pl.col("kv_pct").is_not_null()).tail(30).rows(named=True)
+    known = windows.filter(pl.col("kv_pct").is_not_null()) if windows["kv_pct"].null_count() else windows
+    rows = known.tail(30).rows(named=True)
     run: list[Row] = []
     for row in reversed(rows):
         if run and (row["running"] != run[0]["running"] or row["kv_pct"] > run[0]["kv_pct"] or row["waiting"] > 0):
@@ -106,7 +107,7 @@ def prefill_bound(context: Context) -> list[Finding]:
     if windows is None:
         return []
     seats = context.log.facts.config.get("max_num_seqs")
-    held = windows.filter(bound_of(windows, seats) == "prefill")
+    held = bound_by("prefill", windows, seats)
     if held.height < 2 or 2 * held.height < windows.filter(pl.col("waiting") > 0).height:
         return []
     start, end = context.span_of(held)
@@ -348,11 +349,9 @@ def cache_reuse(context: Context) -> list[Finding]:
         ("external_prefix_cache_hit_rate_pct", "External prefix cache"),
     )
     for column, name in sources:
-        rows = (
-            stats.filter(pl.col(column).is_not_null() & (pl.col("prompt_throughput") > 0))
-            if column in stats.columns
-            else stats.clear()
-        )
+        if column not in stats.columns or stats.height - stats[column].null_count() < MIN_LINES:
+            continue
+        rows = stats.filter(pl.col(column).is_not_null() & (pl.col("prompt_throughput") > 0))
         if rows.height < MIN_LINES:
             continue
         rates = rows[column].to_list()
@@ -389,9 +388,9 @@ def speculation(context: Context) -> list[Finding]:
     names = ("accepted_tokens", "drafted_tokens", "mean_acceptance_length")
     if stats is None or any(name not in stats.columns for name in names):
         return []
-    rows = stats.filter(pl.col("drafted_tokens") > 0)
-    if rows.height == 0:
+    if not stats["drafted_tokens"].max():
         return []
+    rows = stats.filter(pl.col("drafted_tokens") > 0)
     accepted, drafted = int(rows["accepted_tokens"].sum()), int(rows["drafted_tokens"].sum())
     share = accepted / drafted
     lengths = rows.filter(pl.col("mean_acceptance_length").is_not_null())
@@ -415,7 +414,7 @@ _MEAN_MS = re.compile(r"Avg xfer time \(ms\)=([\d.]{1,20})")
 def kv_transfer(context: Context) -> list[Finding]:
     """KV caches moved between servers: how many, how long each took, and those that failed."""
     stats = context.log.get("stats")
-    if stats is None or "metrics" not in stats.columns:
+    if stats is None or "metrics" not in stats.columns or stats["metrics"].null_count() == stats.height:
         return []
     rows = stats.filter(pl.col("metrics").is_not_null() & pl.col("variant").str.contains("transfer"))
     done, failed, spent = 0, 0, 0.0
