@@ -14,6 +14,7 @@ from datetime import datetime
 
 __all__ = [
     "BASES",
+    "BINDING",
     "COSTS",
     "LEDGER_LABELS",
     "LOST_TO",
@@ -29,6 +30,7 @@ __all__ = [
     "estimate",
     "moment",
     "number",
+    "per_second",
     "percent",
     "period",
     "plural",
@@ -71,6 +73,15 @@ BASES = {
 
 COSTS = {"free": "no extra hardware", "gpu": "needs more GPUs"}
 """What a change needs."""
+
+BINDING = {
+    "kv": "KV-cache space",
+    "seats": "max_num_seqs",
+    "budget": "max_num_batched_tokens",
+    "compute": "the GPU's own speed",
+    "arrivals": "nothing: all that came was served",
+}
+"""What holds an engine back."""
 
 PRESSURE = {
     "thrash": "Thrashing: requests keep preempting one another.",
@@ -204,6 +215,13 @@ def stretch(length: float) -> str:
 def number(value: float | None, unknown: str = NOT_VISIBLE) -> str:
     """A number of things: 13,758; `unknown` where there is none."""
     return unknown if value is None else f"{value:,.0f}"
+
+
+def per_second(value: float | None, unknown: str = NOT_VISIBLE) -> str:
+    """Requests a second, with three digits that say something: 1.74/s, 0.045/s, 120/s."""
+    if value is None:
+        return unknown
+    return f"{value:,.0f}/s" if value >= 100 else f"{float(f'{value:.3g}'):g}/s"
 
 
 def plural(value: float, one: str, many: str | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from logscope.atomic_files import write_whole
 from logscope.commands.options import (
     Display,
     TargetType,
@@ -40,8 +41,9 @@ from logscope.wording import VERDICTS
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
+    from logscope.output.answer import Answer
 
-__all__ = ["command"]
+__all__ = ["STDOUT", "chosen_script", "command", "view_options", "write_views"]
 
 
 STDOUT = Path("-")
@@ -57,43 +59,95 @@ class _Outputs:
     frames: Path | None
     workload: Path | None
     trace: Path | None
+    save: Path | None
+    md: str | None
+    bundle: Path | None
 
-    def write(self, found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    def write(self, found: Analysis, answer: Answer) -> None:
         """Write them all; raises OSError where one cannot be."""
         from logscope.output.files import write_frames, write_replay_trace, write_workload
 
         if self.frames is not None:
             write_frames(found, self.frames)
-        if self.html is not None:
-            self._write_html(found, document, rows)
         if self.workload is not None:
             write_workload(found, self.workload)
         if self.trace is not None:
             write_replay_trace(found, self.trace)
-        if self.json is not None:
-            write_document(document, self.json)
+        if self.save is not None:
+            answer.save(self.save)
+        if self.bundle is not None:
+            from logscope.output.answer import bundle
+
+            write_whole(self.bundle, bundle(answer))
+        write_views(answer, html=self.html, plotlyjs=self.plotlyjs, md=self.md, json=self.json)
+
+    def check(self) -> None:
+        """Refuse two documents on standard output."""
+        asked = [o for o, t in (("--json", self.json), ("--html", self.html), ("--md", self.md)) if t in ("-", STDOUT)]
+        if len(asked) > 1:
+            raise click.UsageError(f"{asked[0]} - and {asked[1]} - cannot both go to standard output")
 
     @property
     def on_stdout(self) -> bool:
         """Whether a document goes to standard output, so that the answer for people does not."""
-        return self.json == "-" or self.html == STDOUT
+        return self.json == "-" or self.md == "-" or self.html == STDOUT
 
-    def _write_html(self, found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-        from logscope.output.files import frames_of_report, write_reports
 
-        assert self.html is not None
+def write_views(answer: Answer, *, html: Path | None, plotlyjs: str | None, md: str | None, json: str | None) -> None:
+    """Write an answer as HTML, Markdown and JSON, each where it is asked for (`-`: standard output)."""
+    from logscope.output.answer import markdown, write_reports
+
+    if html is not None:
         made = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "command": command_line()}
-        if self.html != STDOUT:
-            write_reports(found, document, rows, self.html, plotlyjs=self.plotlyjs, made=made)
-            return
-        from logscope.output.report.page import render_html
-
-        if len(rows) > 1:
+        if html != STDOUT:
+            write_reports(answer, html, plotlyjs=plotlyjs, made=made)
+        elif len(answer.rows) > 1:
             raise click.UsageError("--html -: several servers make several pages; give a folder")
-        if self.plotlyjs == "directory":
+        elif plotlyjs == "directory":
             raise click.UsageError("--html -: --plotlyjs directory needs a file to stand beside")
-        page = render_html(document, frames_of_report(found), plotlyjs=self.plotlyjs or "inline", made=made)
-        click.echo(page.encode("utf-8", errors="replace"))
+        else:
+            click.echo(answer.html(plotlyjs=plotlyjs or "inline", made=made).encode("utf-8", errors="replace"))
+    if md == "-":
+        click.echo(markdown(answer), nl=False)
+    elif md is not None:
+        write_whole(Path(md), markdown(answer).encode("utf-8", errors="replace"))
+    if json is not None:
+        write_document(answer.document, json)
+
+
+def chosen_script(plotlyjs: str) -> str | None:
+    """`--plotlyjs`, None where the user left the choice to the report."""
+    source = click.get_current_context().get_parameter_source("plotlyjs")
+    return None if source == ParameterSource.DEFAULT else plotlyjs
+
+
+def view_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An answer's forms: `json_target`, `html_target`, `plotlyjs`, `md_target`."""
+    return in_order(
+        function,
+        json_option(),
+        click.option(
+            "--html",
+            "html_target",
+            type=TargetType(folder=None, dash=True),
+            metavar="FILE|-",
+            help="Write the HTML report; for several servers an index (DIR/index.html for a folder) with one report per server.",
+        ),
+        click.option(
+            "--md",
+            "md_target",
+            type=TargetType(dash=True, text=True),
+            metavar="FILE|-",
+            help="Write a summary in Markdown, for tickets and chats.",
+        ),
+        click.option(
+            "--plotlyjs",
+            type=click.Choice(["inline", "cdn", "directory"]),
+            default="inline",
+            show_default=True,
+            help="How the report loads its chart library.",
+        ),
+    )
 
 
 def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,29 +162,29 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         frames: Path | None,
         workload_out: Path | None,
         trace: Path | None,
+        save: Path | None,
+        md_target: str | None,
+        bundle: Path | None,
         **others: Any,
     ) -> Any:
-        source = click.get_current_context().get_parameter_source("plotlyjs")
-        script = None if source == ParameterSource.DEFAULT else plotlyjs
-        outputs = _Outputs(json_target, html_target, script, frames, workload_out, trace)
+        script = chosen_script(plotlyjs)
+        outputs = _Outputs(json_target, html_target, script, frames, workload_out, trace, save, md_target, bundle)
         return function(*args, outputs=outputs, **others)
 
     return in_order(
         gathered,
-        json_option(),
+        view_options,
         click.option(
-            "--html",
-            "html_target",
-            type=TargetType(folder=None, dash=True),
-            metavar="FILE|-",
-            help="Write the HTML report; for several servers an index (DIR/index.html for a folder) with one report per server.",
+            "--save",
+            type=TargetType(),
+            metavar="FILE",
+            help="Keep the answer, for `logscope report`: no replay is needed again.",
         ),
         click.option(
-            "--plotlyjs",
-            type=click.Choice(["inline", "cdn", "directory"]),
-            default="inline",
-            show_default=True,
-            help="How the report loads its chart library.",
+            "--bundle",
+            type=TargetType(),
+            metavar="FILE",
+            help="Write a zip for a bug report: figures and statistics, no names, no text of the log.",
         ),
         click.option(
             "--frames",
@@ -215,17 +269,16 @@ def command(
       logscope analyze 'logs/**/*.log.zst' --jobs 8
     """
     from logscope.execution.executors import executor_for
-    from logscope.execution.fleet import analyze_on, read_on, server_rows
+    from logscope.execution.fleet import analyze_on, read_on
     from logscope.inference.result import Effort
     from logscope.log.frames import SETUP_FAMILIES
     from logscope.log.span import partly_read
-    from logscope.output.json import analysis_document
+    from logscope.output.answer import answer_of
     from logscope.output.terminal.answer import progress_bar
     from logscope.witness.latencies import read_latencies
     from logscope.witness.metrics import read_metrics
 
-    if outputs.json == "-" and outputs.html == STDOUT:
-        raise click.UsageError("--json - and --html - cannot both go to standard output")
+    outputs.check()
     if jobs is not None and on is not None:
         raise click.UsageError("give --jobs N (processes here) or --on ray, not both")
     given = given_settings(settings)
@@ -248,13 +301,11 @@ def command(
         from logscope.witness.attach import witnessed
 
         found = witnessed(found, counters, clients)
-    document = analysis_document(found)
-    document["servers"] = rows = server_rows(found)
-    document["options"] = {"replay": not no_replay, "seed": seed, "timezone": span.zone}
-    outputs.write(found, document, rows)
+    answer = answer_of(found, {"replay": not no_replay, "seed": seed, "timezone": span.zone})
+    outputs.write(found, answer)
     if not outputs.on_stdout:
-        _print(found, document, rows, display)
-    if _reached(fail_on, document):
+        answer.show(verbose=display.verbose, color=display.color)
+    if _reached(fail_on, answer.document):
         ctx.exit(1)
     if partly_read(data.coverage):
         ctx.exit(4)
@@ -279,26 +330,3 @@ def _reached(names: frozenset[str], document: Mapping[str, Any]) -> bool:
     worst = min((SEVERITIES.index(f["severity"]) for f in document["findings"]), default=len(SEVERITIES))
     asked = max((SEVERITIES.index(n) for n in names if n in SEVERITIES), default=-1)
     return worst <= asked or any(e["verdict"] in names for e in document["engines"])
-
-
-def _print(found: Analysis, document: dict[str, Any], rows: Sequence[dict[str, Any]], display: Display) -> None:
-    from logscope.execution.fleet import servers_of
-    from logscope.output.json import analysis_document
-    from logscope.output.terminal.answer import print_answer
-
-    if len(rows) > 1:
-        from logscope.output.terminal.tables import print_fleet
-
-        print_fleet(rows, verbose=display.verbose, color=display.color)
-        found = servers_of(found)[rows[0]["server"]]  # what follows is about the worst server alone
-        document = {**document, **analysis_document(found), "input": document["input"]}
-    print_answer(document, verbose=display.verbose, color=display.color, series=_series(found))
-
-
-def _series(found: Analysis) -> dict[str, list[float | None]]:
-    """The worst engine's observed series, for the bars of the terminal answer."""
-    worst = found.worst_result
-    if worst is None or worst.windows is None:
-        return {}
-    names = {"Running": "running", "Waiting": "waiting", "KV usage": "kv_pct"}
-    return {word: worst.windows[name].to_list() for word, name in names.items()}

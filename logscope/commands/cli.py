@@ -30,6 +30,9 @@ _VERBS = {
     "analyze": "Find out what makes requests slow, and what to change.",
     "parse": "Extract the parsed events, as JSON lines, CSV or Parquet.",
     "whatif": "Replay a log's workload under a changed configuration.",
+    "report": "Show a kept answer again, without a replay.",
+    "explain": "Say what a finding or a verdict means.",
+    "capacity": "Find the highest request rate that keeps latency targets.",
     "replay": "Run the reference engine on workload or trace files.",
     "compare": "Compare two logs, before and after a change.",
     "watch": "Follow a live log and report when KV pressure starts and ends.",
@@ -37,11 +40,13 @@ _VERBS = {
     "completion": "Print a shell's completion script.",
 }
 
+_BESIDE = {"capacity": "whatif", "completion": "formats", "explain": "report"}
+"""Verbs that stand in the module of another."""
 
 INTERRUPTED = 130
 """Exit status at Ctrl-C (128 + SIGINT); at SIGTERM it is 143."""
 
-_MEANT = {"help": "--help", "version": "--version", "check": "analyze", "report": "analyze", "tail": "watch"}
+_MEANT = {"help": "--help", "version": "--version", "check": "analyze", "tail": "watch"}
 """What is meant by words that look like no verb."""
 
 
@@ -62,8 +67,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"logscope.commands.{cmd_name}")
-        command: click.Command = module.command
+        module = importlib.import_module(f"logscope.commands.{_BESIDE.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name if cmd_name in _BESIDE else "command")
         return command
 
     def resolve_command(

@@ -1,4 +1,4 @@
-"""`logscope formats`: the log formats that are known, from the same tables that parse."""
+"""`logscope formats`: the log formats that are known, from the same tables that parse. `logscope completion`: what a shell needs to complete words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from logscope.commands.options import Verb, json_option, write_json
 from parsers.families import FAMILIES, FORMATS, Format
 
-__all__ = ["command", "format_object"]
+__all__ = ["command", "completion", "format_object"]
 
 
 def format_object(format_: Format) -> dict[str, str]:
@@ -58,3 +58,22 @@ def _lines(known: list[Format]) -> list[str]:
             for format_ in group
         ]
     return lines
+
+
+@click.command("completion", cls=Verb)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell, to be read when it starts.
+
+    \b
+    Examples:
+      logscope completion bash >> ~/.bashrc
+      logscope completion fish > ~/.config/fish/completions/logscope.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from logscope.commands.cli import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # click knows these three
+    click.echo(kind(cli, {}, "logscope", "_LOGSCOPE_COMPLETE").source())

@@ -151,7 +151,11 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Options",
         (
             "html_target",
+            "md_target",
             "json_target",
+            "targets",
+            "gpu_hour",
+            "save",
             "form",
             "output",
             "since",
@@ -168,7 +172,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("Cross-checks", ("metrics", "latencies")),
     ("Reading", ("timezone", "year", "state", "keep_other", "include_prompts")),
-    ("Further output", ("workload_out", "trace", "frames", "steps_dir", "plotlyjs")),
+    ("Further output", ("workload_out", "trace", "frames", "steps_dir", "bundle", "plotlyjs")),
     ("Running", ("seed", "jobs", "on")),
     ("Display", ("quiet", "verbose", "color", "help")),
 )

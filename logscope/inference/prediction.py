@@ -42,6 +42,7 @@ __all__ = [
     "means_of",
     "percentiles_of_many",
     "replay_workload",
+    "seconds_to",
     "slow_and_typical",
     "slow_of_each",
     "slow_requests",
@@ -109,6 +110,13 @@ class Workload:
         ends = tuple(e / factor for e in self.ends)
         stalls = tuple((a / factor, a / factor + b - a) for a, b in self.stalls)
         return replace(self, requests=requests, ends=ends, stalls=stalls)
+
+    def repeated(self, rounds: int) -> Workload:
+        """The same requests several times over, each round in the first one's time."""
+        if rounds == 1:
+            return self
+        again = [replace(r, id=f"{r.id}+{n}") for n in range(1, rounds) for r in self.requests]
+        return replace(self, requests=(*self.requests, *again))
 
     def part(self, index: int, of: int) -> Workload:
         """What one of several replicas gets when requests go to them in turn."""
@@ -227,10 +235,14 @@ class Samples:
             if self.baseline is not None:
                 return self.baseline
             scenario = Scenario(self.config, {})
+        return summarise_replays(self.replays(scenario), self.pooled)
+
+    def replays(self, scenario: Scenario, rounds: int = 1) -> list[Replayed]:
+        """A replay of each workload under a scenario; with `rounds` of its requests, the same ones again with each round."""
         config = as_inferred(scenario.config, self.config) if self.simplified else scenario.config
-        replays = [
+        return [
             replay_workload(
-                workload,
+                workload.repeated(rounds),
                 config,
                 arrival_scale=scenario.arrival_scale,
                 replicas=scenario.replicas,
@@ -238,7 +250,6 @@ class Samples:
             )
             for workload in self.workloads
         ]
-        return summarise_replays(replays, self.pooled)
 
 
 def as_inferred(config: EngineConfig, inferred: EngineConfig) -> EngineConfig:
@@ -263,41 +274,44 @@ def summarise_replays(replayed: Sequence[Replayed], pooled: bool = False) -> dic
     return {
         "preemptions": round(_mean([s.preemptions for s in found]) or 0.0),
         "recomputed_tokens": round(_mean([s.recomputed_tokens for s in found]) or 0.0),
-        "ttft_s": percentiles_of_many([_seconds(one, "first_token") for one in replayed], pooled),
-        "e2e_s": percentiles_of_many([_seconds(one, "end") for one in replayed], pooled),
+        "ttft_s": percentiles_of_many([seconds_to(one, "first_token") for one in replayed], pooled),
+        "e2e_s": percentiles_of_many([seconds_to(one, "end") for one in replayed], pooled),
         "itl_s": gap_percentiles(replayed),
         "generation_tokens_per_s": _mean([s.generation_tokens_per_s for s in found]),
         "duration_s": _mean([s.duration_s for s in found]),
     }
 
 
-def percentiles_of_many(samples: Sequence[Sequence[float]], pooled: bool) -> dict[str, float | None]:
-    """p50, p90, p99 over several samples of one thing, None without any.
+def percentiles_of_many(
+    samples: Sequence[Sequence[float]], pooled: bool, points: Sequence[float] = (50, 90, 99)
+) -> dict[str, float | None]:
+    """Percentiles (p50, p90, p99 unless told) over several samples of one thing, None without any.
 
     The median of the samples' own percentiles; or `pooled`, where each sample drew its lengths anew: a single one then
     holds too little of the tail.
     """
+    names = [f"p{point:g}" for point in points]
     samples = [s for s in samples if len(s)]
     if not samples:
-        return dict.fromkeys(_RANGE)
+        return dict.fromkeys(names)
     if pooled:
-        found = np.percentile(np.concatenate([np.asarray(s) for s in samples]), (50, 90, 99))
+        found = np.percentile(np.concatenate([np.asarray(s) for s in samples]), points)
     else:
-        found = np.median([np.percentile(np.asarray(s), (50, 90, 99)) for s in samples], axis=0)
-    return {name: float(v) for name, v in zip(_RANGE, found, strict=True)}
+        found = np.median([np.percentile(np.asarray(s), points) for s in samples], axis=0)
+    return {name: float(v) for name, v in zip(names, found, strict=True)}
 
 
-def gap_percentiles(replayed: Sequence[Replayed]) -> dict[str, float | None]:
-    """ITL p50 and p99 over all gaps of all replays, in seconds."""
+def gap_percentiles(replayed: Sequence[Replayed], points: Sequence[float] = (50, 99)) -> dict[str, float | None]:
+    """ITL percentiles over all gaps of all replays, in seconds."""
     gaps: dict[int, int] = {}
     for one in replayed:
         for gap, count in one.gaps.items():
             gaps[gap] = gaps.get(gap, 0) + count
-    found = {f"p{p}": weighted_percentile(gaps, p) for p in (50, 99)}
+    found = {f"p{p:g}": weighted_percentile(gaps, p) for p in points}
     return {name: None if gap is None else gap / 1e9 for name, gap in found.items()}
 
 
-def _seconds(replayed: Replayed, what: str) -> list[float]:
+def seconds_to(replayed: Replayed, what: str) -> list[float]:
     """Seconds from arrival to `first_token` or `end`, of the requests that finished."""
     done = [r for r in replayed.records if r.status == "finished"]
     return [(getattr(r, what) - r.arrival) / 1e9 for r in done if getattr(r, what) is not None]

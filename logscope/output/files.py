@@ -2,15 +2,13 @@
 
 Each is written beside its place first and then renamed, so that no half file is ever found.
 
-The report of an analysis: one page for a server, an index and a page for each where there are several.
-
 The results of replays for people (tables), for programs (JSON) and for notebooks (Parquet).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,26 +20,22 @@ from rich.text import Text
 
 from logscope.analysis import Analysis, EngineResult
 from logscope.atomic_files import whole_file, whole_text
-from logscope.diagnosis.spikes import lanes, report_frames
+from logscope.diagnosis.spikes import lanes
 from logscope.errors import LogscopeError
-from logscope.execution.fleet import servers_of
 from logscope.execution.workload_replay import JobResult, result_object
 from logscope.inference.result import InferredReplay
-from logscope.output.json import analysis_document
-from logscope.output.report.page import FleetRow, report_name, write_fleet_index, write_html
+from logscope.output.answer import frames_of_report
 from logscope.server.engines import engine_config
 from logscope.wording import LEDGER_LABELS, duration, percent
 from reference_engine.model.request import Request
 
 __all__ = [
     "NothingReplayedError",
-    "frames_of_report",
     "print_results",
     "results_json",
     "write_frames",
     "write_replay_frames",
     "write_replay_trace",
-    "write_reports",
     "write_workload",
 ]
 MAX_POINTS = 20_000
@@ -51,16 +45,6 @@ class NothingReplayedError(LogscopeError):
     """A file of the replay was asked for and there is no replay."""
 
     status = 3
-
-
-def frames_of_report(found: Analysis) -> dict[str, pl.DataFrame]:
-    """The log's frames by family, and those of the worst engine's replay."""
-    frames = dict(found.data.frames)
-    worst = found.worst_result
-    if worst is not None and worst.answer is not None:
-        changes = [a.candidate.changes for a in worst.advice if a.scenario["duration_s"] is not None]
-        frames |= report_frames(worst.answer, worst.spikes, changes, worst.log.facts)
-    return frames
 
 
 def write_frames(found: Analysis, folder: Path) -> None:
@@ -130,48 +114,6 @@ def _named_prefix(request: Request) -> Request:
 def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
     with whole_text(path) as out:
         write(out)
-
-
-def write_reports(
-    found: Analysis,
-    document: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    target: Path,
-    *,
-    plotlyjs: str | None = None,
-    made: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the report to the file `target`, or to its `index.html` where it is a folder (or, for several servers, to be one: its name
-    has no suffix).
-
-    The reports of several servers share one script beside them, unless `plotlyjs` says otherwise; a single report holds it.
-    `made`: when and with which command, see `write_html`.
-    """
-    several = len(rows) > 1
-    folder = target.is_dir() or (several and not target.suffix and not target.exists())
-    if folder:
-        target.mkdir(parents=True, exist_ok=True)
-        target = target / "index.html"
-    if not several:
-        write_html(document, frames_of_report(found), target, plotlyjs=plotlyjs or "inline", made=made)
-        return
-    shown = []
-    parts = servers_of(found)
-    for row in rows:
-        part = parts[row["server"]]
-        page = target.with_name(report_name(target, row["server"]))
-        own = {**analysis_document(part), "options": document.get("options")}
-        write_html(
-            own,
-            frames_of_report(part),
-            page,
-            plotlyjs=plotlyjs or "directory",
-            made={**(made or {}), "index": target.name, "name": ", ".join(row["names"])},
-        )
-        worst = part.worst_result
-        windows = worst.windows if worst is not None else None
-        shown.append(FleetRow(row, own, [] if windows is None else windows["kv_pct"].to_list()))
-    write_fleet_index(shown, found.data.coverage.lines, target, made=made)
 
 
 def results_json(results: Sequence[JobResult]) -> str:

@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from logscope.wording import VERDICTS, percent, plural
+from logscope.wording import BINDING, COSTS, VERDICTS, duration, number, per_second, percent, plural, setting
 from parsers.reading.by_line import MAX_TEXT
 
 __all__ = [
+    "capacity_sentences",
+    "capacity_tables",
     "certainty",
     "engine_name",
     "evidence_text",
@@ -238,3 +240,91 @@ def lines_read(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     if rest > 0:
         said.append((f"{rest:,}", "continuation lines"))
     return [(found[0], ""), *said]
+
+
+def capacity_sentences(document: Mapping[str, Any]) -> list[str]:
+    """What `capacity` found, in words: the answer first."""
+    wanted = " and ".join(f"{_metric(name)} within {duration(limit)}" for name, limit in document["slo"].items())
+    now, *others = document["highest"]
+    rates = now["rate_per_s"]
+    if rates["value"] is None:
+        lead = f"No rate that was tried keeps {wanted} [replayed]"
+    else:
+        lead = f"This server keeps {wanted} up to {_with_span(rates)} [replayed]"
+    own = f"The load of this log, {per_second(document['now']['rate_per_s'])}, is {'' if document['now']['meets'] else 'not '}within that."
+    said = [lead, f"{own} The limit beyond it is {BINDING[now['binding']]}."]
+    room = document["at_once"]
+    if room["kv"] is not None:
+        said.append(
+            f"The KV cache holds {plural(room['kv'], 'request')} of this log's mean length ({number(room['tokens_per_request'])} tokens) at once;"
+            f" max_num_seqs lets {number(room['seats'])} run."
+        )
+    if idle := [_of_row(r) for r in others if not _gains(r, now)]:
+        said.append(f"No gain from {', '.join(idle)}.")
+    return said
+
+
+def _metric(name: str) -> str:
+    what, _, point = name.rpartition("_")
+    return f"{what.upper()} {point}"
+
+
+GAIN = 1.03
+
+
+def _gains(row: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a change is worth a row: more than what the search leaves open."""
+    return (row["rate_per_s"]["value"] or 0.0) > GAIN * (now["rate_per_s"]["value"] or 0.0) or row["cost"] == "gpu"
+
+
+def _of_row(row: Mapping[str, Any]) -> str:
+    """A change by its flag, or by its settings."""
+    named = row["flag"] or ", ".join(f"{k} = {setting(v)}" for k, v in row["change"].items())
+    return (named or "as it is now") + (f" ({COSTS['gpu']})" if row["cost"] == "gpu" else "")
+
+
+def capacity_tables(document: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+    """Header and rows of the highest rates by change (those that gain), and of the load at rates around them."""
+    metrics = [m for m in ("ttft", "e2e", "itl") if m != "itl" or any(n.startswith(m) for n in document["slo"])]
+    shown = [
+        (f"{m}_s", p)
+        for m in metrics
+        for p in sorted({"p99", *(n.rpartition("_")[2] for n in document["slo"] if n.startswith(m))})
+    ]
+    names = [f"{metric.removesuffix('_s').upper()} {point}" for metric, point in shown]
+    priced = document["gpu_hour"] is not None
+    now, *others = document["highest"]
+    changes = [
+        [
+            _of_row(r),
+            _with_span(r["rate_per_s"]),
+            r["binding"],
+            *(duration(r[metric][point], "–") for metric, point in shown),
+            *(
+                ["–" if r["cost_per_million_tokens"] is None else f"{r['cost_per_million_tokens']:.2f}"]
+                if priced
+                else []
+            ),
+        ]
+        for r in (now, *(r for r in others if _gains(r, now)))
+    ]
+    rates = [
+        [
+            per_second(r["rate_per_s"]) + (" (this log)" if r["own"] else ""),
+            "yes" if r["meets"] else "no",
+            r["binding"],
+            *(duration(r[metric][point], "–") for metric, point in shown),
+        ]
+        for r in document["rates"]
+    ]
+    cost = ["price of 1M tokens"] if priced else []
+    return [(["change", "highest rate", "limit", *names, *cost], changes), (["rate", "kept", "limit", *names], rates)]
+
+
+def _with_span(rates: Mapping[str, float | None]) -> str:
+    """A rate with its bounds."""
+    if rates["value"] is None:
+        return "none"
+    if rates["high"] is None:
+        return f"at least {per_second(rates['value'])}"
+    return f"{per_second(rates['value'])} ({per_second(rates['low']).removesuffix('/s')} to {per_second(rates['high']).removesuffix('/s')})"

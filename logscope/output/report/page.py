@@ -18,13 +18,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from logscope import __version__
 from logscope.atomic_files import write_whole
-from logscope.output.report.captions import engine_name, headline, is_overloaded, worst_engine
+from logscope.output.report.captions import (
+    capacity_sentences,
+    capacity_tables,
+    engine_name,
+    headline,
+    is_overloaded,
+    worst_engine,
+)
 from logscope.output.report.chart import DARK_TWIN, LEDGER, Chart, engine_key
 from logscope.output.report.request_charts import gantt, tail
 from logscope.output.report.timeline import timeline
@@ -32,7 +39,10 @@ from logscope.output.report.view import page
 from logscope.output.report.view_advice import label_of
 from logscope.output.report.view_facts import rows_of_engine
 from logscope.sanitize import clean, script_json
-from logscope.wording import VERDICTS, duration, estimate, number, percent, period
+from logscope.wording import VERDICTS, duration, estimate, number, per_second, percent, period
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 __all__ = [
     "PLOTLY_VERSION",
@@ -42,8 +52,10 @@ __all__ = [
     "plotly_script",
     "render_html",
     "report_name",
+    "write_capacity",
     "write_fleet_index",
     "write_html",
+    "write_tables",
 ]
 MAX_ENGINES = 4  # each with its own timeline; a fleet's other engines are rows of a table
 MAX_ADVICE = 3
@@ -165,8 +177,6 @@ def render_html(
     made: Mapping[str, Any] | None = None,
 ) -> str:
     """The report's text; see `write_html`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     if plotlyjs not in WHERE:
         raise ValueError(f"plotlyjs is {plotlyjs!r}, but must be one of {', '.join(WHERE)}")
     frames = {name: _finite(frame) for name, frame in frames.items() if name in FRAMES}
@@ -174,6 +184,29 @@ def render_html(
     styles = [_plotly_css(), _text("report.css")]
     library = _library(plotlyjs) if drawn.all else _Script(None, None, None, "")
     own = _text("report.js")
+    return (
+        _environment()
+        .get_template("template.html.j2")
+        .render(
+            version=__version__,
+            page=page(analysis, frames, made),
+            charts=drawn,
+            figures={chart.id: chart.figure for chart in drawn.all},
+            twins=DARK_TWIN,
+            ledger_colors=LEDGER,
+            policy=_policy(styles, [own], library),
+            plotly_css=styles[0],
+            css=styles[1],
+            library=library,
+            script=own,
+        )
+    )
+
+
+def _environment() -> Environment:
+    """How the pages are filled in: everything is escaped, and a name that is missing is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -183,19 +216,7 @@ def render_html(
         finalize=_glued,
     )
     environment.filters |= {"script_json": script_json, "by_option": _by_option}
-    return environment.get_template("template.html.j2").render(
-        version=__version__,
-        page=page(analysis, frames, made),
-        charts=drawn,
-        figures={chart.id: chart.figure for chart in drawn.all},
-        twins=DARK_TWIN,
-        ledger_colors=LEDGER,
-        policy=_policy(styles, [own], library),
-        plotly_css=styles[0],
-        css=styles[1],
-        library=library,
-        script=own,
-    )
+    return environment
 
 
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]{1,60})")
@@ -287,26 +308,20 @@ def write_fleet_index(
     rows: Sequence[FleetRow], lines: int, out: Path, *, made: Mapping[str, Any] | None = None
 ) -> None:
     """Write the index of the servers in the order given, whole or not at all; it runs no script and loads nothing."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     css = _text("report.css")
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_glued,
-    )
     calm = ("healthy", "not-enough-evidence")
-    text = environment.get_template("fleet_index.html.j2").render(
-        version=__version__,
-        rows=[_shown(row, out) for row in rows],
-        bad=sum(r.row["verdict"] not in calm for r in rows),
-        lines=number(lines),
-        made=made or {},
-        css=css,
-        policy=_policy([css], [], _Script(None, None, None, "'none'")),
+    text = (
+        _environment()
+        .get_template("fleet_index.html.j2")
+        .render(
+            version=__version__,
+            rows=[_shown(row, out) for row in rows],
+            bad=sum(r.row["verdict"] not in calm for r in rows),
+            lines=number(lines),
+            made=made or {},
+            css=css,
+            policy=_policy([css], [], _Script(None, None, None, "'none'")),
+        )
     )
     write_whole(out, text.encode("utf-8", errors="replace"))
 
@@ -357,3 +372,60 @@ def _spark(values: Sequence[float | None], columns: int = 60) -> str:
             x = 1 + 118 * place / max(1, many - 1)
             points.append(f"{x:.1f},{23 - 22 * min(100.0, max(0.0, max(known))) / 100:.1f}")
     return " ".join(points)
+
+
+TableRows = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A header and rows of text."""
+
+
+def write_tables(
+    title: str, sentences: Sequence[str], tables: Sequence[TableRows], out: Path, chart: Mapping[str, Any] | None = None
+) -> None:
+    """Write a page of a few sentences and tables, whole or not at all; it runs no script and loads nothing. See `_curves` for the chart."""
+    css = _text("report.css")
+    text = (
+        _environment()
+        .get_template("tables.html.j2")
+        .render(
+            version=__version__,
+            title=clean(title, 300),
+            sentences=[clean(s, 400) for s in sentences],
+            tables=[
+                ([clean(h, 60) for h in header], [[clean(c, 120) for c in row] for row in rows])
+                for header, rows in tables
+            ],
+            chart=chart,
+            css=css,
+            policy=_policy([css], [], _Script(None, None, None, "'none'")),
+        )
+    )
+    write_whole(out, text.encode("utf-8", errors="replace"))
+
+
+def write_capacity(document: Mapping[str, Any], out: Path) -> None:
+    """Write what `capacity --json` holds as a page: the answer, the latency over the rate beside its target, the tables."""
+    lead, *more = capacity_sentences(document)
+    write_tables(lead, more, capacity_tables(document), out, _curves(document))
+
+
+def _curves(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Each target's latency over the rate, as shares of the target, in a box of 600 by 200; the target is a line across."""
+    rates = document["rates"]
+    if len(rates) < 2:
+        return None
+    top, widest = 3.0, max(r["rate_per_s"] for r in rates)
+    lines = []
+    for place, (name, limit) in enumerate(document["slo"].items()):
+        metric, _, point = name.rpartition("_")
+        known = [(r["rate_per_s"], r[f"{metric}_s"][point]) for r in rates if r[f"{metric}_s"][point] is not None]
+        points = " ".join(f"{600 * x / widest:.1f},{200 - 200 * min(top, y / limit) / top:.1f}" for x, y in known)
+        lines.append(
+            {"points": points, "name": f"{metric.upper()} {point}, target {duration(limit)}", "dash": "6 3" * place}
+        )
+    best = document["highest"][0]["rate_per_s"]["value"]
+    marks = [
+        (600 * r / widest, word)
+        for r, word in ((document["now"]["rate_per_s"], "this log"), (best, "highest"))
+        if r is not None
+    ]
+    return {"lines": lines, "target": 200 - 200 / top, "marks": marks, "widest": per_second(widest)}

@@ -1,4 +1,4 @@
-"""Tables for people: two logs side by side with the prediction, both sides of a change, and several servers, the worst first."""
+"""Tables for people: two logs side by side with the prediction, both sides of a change, rates and what they do, and several servers, the worst first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from logscope.output.report.captions import capacity_sentences, capacity_tables
 from logscope.output.terminal.answer import headline, make_console, say
 from logscope.sanitize import clean
 from logscope.wording import change, duration, number, rate
 
-__all__ = ["print_both_sides", "print_comparison", "print_fleet"]
+__all__ = ["print_both_sides", "print_capacity", "print_comparison", "print_fleet"]
 NOISE = 0.05  # two runs of one load on one server differ by as much
 _ROWS = (
     ("E2E p50", "e2e_s.p50"),
@@ -125,6 +126,33 @@ def print_both_sides(document: Mapping[str, Any], *, color: str = "auto") -> Non
     say(console, "Both columns are replays of the workload inferred from this log.", label="", hang=2, style="dim")
     for note in document["notes"]:
         say(console, f"Assumption: {clean(note, 300)}.", label="", hang=2, style="dim")
+    for name in document["unsupported"]:
+        say(console, f"The replay does not model {clean(name, 120)}.", label="", hang=2, style="yellow")
+
+
+def print_capacity(document: Mapping[str, Any], *, color: str = "auto") -> None:
+    """Print the document of `capacity --json` for people."""
+    console = make_console(color)
+    lead, *more = capacity_sentences(document)
+    say(console, Text(lead, style="bold"), label="", hang=2)
+    for sentence in more:
+        say(console, sentence, label="", hang=2)
+    for header, rows in capacity_tables(document):
+        console.print()
+        table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
+        for place, name in enumerate(header):
+            table.add_column(name, no_wrap=not place, overflow="fold", justify="right" if place else "left")
+        for row in rows:
+            table.add_row(*(Text(clean(cell, 120)) for cell in row))
+        console.print(table)
+    console.print()
+    say(
+        console,
+        "All rows are replays of the load inferred from this log, faster or slower.",
+        label="",
+        hang=2,
+        style="dim",
+    )
     for name in document["unsupported"]:
         say(console, f"The replay does not model {clean(name, 120)}.", label="", hang=2, style="yellow")
 
