@@ -275,6 +275,7 @@ def command(
     from logscope.log.span import partly_read
     from logscope.output.answer import answer_of
     from logscope.output.terminal.answer import progress_bar
+    from logscope.output.terminal.tables import show
     from logscope.witness.latencies import read_latencies
     from logscope.witness.metrics import read_metrics
 
@@ -304,7 +305,7 @@ def command(
     answer = answer_of(found, {"replay": not no_replay, "seed": seed, "timezone": span.zone})
     outputs.write(found, answer)
     if not outputs.on_stdout:
-        answer.show(verbose=display.verbose, color=display.color)
+        show(answer, verbose=display.verbose, color=display.color)
     if _reached(fail_on, answer.document):
         ctx.exit(1)
     if partly_read(data.coverage):

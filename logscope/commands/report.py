@@ -39,6 +39,7 @@ def command(
       logscope report answer.logscope --html report.html --md summary.md
     """
     from logscope.output.answer import AnswerError, read_answer
+    from logscope.output.terminal.tables import show
 
     on_stdout = [t for t in (json_target, html_target, md_target, "-" if terminal else None) if t in ("-", STDOUT)]
     if len(on_stdout) > 1:
@@ -48,7 +49,7 @@ def command(
     try:
         write_views(answer, html=html_target, plotlyjs=chosen_script(plotlyjs), md=md_target, json=json_target)
         if terminal or not (html_target or md_target or json_target):
-            answer.show(verbose=display.verbose, color=display.color)
+            show(answer, verbose=display.verbose, color=display.color)
     except (KeyError, TypeError, AttributeError, IndexError):
         raise AnswerError(f"{file}: this answer is damaged; analyse the log again") from None
 

@@ -33,6 +33,7 @@ __all__ = [
     "Reading",
     "bound_of",
     "full_pct",
+    "held_back",
     "is_round",
     "pressure_of_count",
     "pressure_of_windows",
@@ -129,6 +130,33 @@ def bound_by(kind: str, windows: pl.DataFrame, seats: int | None) -> pl.DataFram
     """The windows whose queue this kept from being admitted; see `bound_of`."""
     bound = bound_of(windows, seats)
     return windows[:0] if bound.null_count() == bound.len() else windows.filter(bound == kind)
+
+
+HELD_BY = {"both": "kv", "kv": "kv", "seats": "seats", "prefill": "budget"}
+"""What `bound_of` says, in the words of a binding limit: with all seats taken and the cache full, more seats would not help."""
+
+Stretch = tuple[datetime, datetime, str | None]
+
+
+def held_back(windows: pl.DataFrame | None, seats: int | None) -> list[Stretch]:
+    """Start, end and limit of each stretch of the log: kv, seats, budget; `arrivals` without a queue, None where a queue's cause is not visible.
+
+    Windows that follow each other with the same limit are one stretch.
+    """
+    found: list[Stretch] = []
+    if windows is None:
+        return found
+    bounds = bound_of(windows, seats).to_list()
+    queued = windows.select(queued=pl.col("waiting") + pl.col("swapped").fill_null(0) > 0)["queued"].to_list()
+    for start, end, bound, waits in zip(
+        windows["start"].to_list(), windows["end"].to_list(), bounds, queued, strict=True
+    ):
+        limit = HELD_BY.get(bound or "") if waits else "arrivals"
+        if found and found[-1][2] == limit and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]), limit)
+        else:
+            found.append((start, end, limit))
+    return found
 
 
 def _queue() -> pl.Expr:

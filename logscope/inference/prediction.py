@@ -206,9 +206,6 @@ def drive_workload(engine: Replay, workload: Workload) -> None:
         return
 
 
-_RANGE = ("p50", "p90", "p99")
-
-
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Equally likely workloads, and what they say of a scenario; a piece of work that another process may do.

@@ -166,6 +166,19 @@ class Monitor:
         running, waiting, usage = self._top.values() if seen else (None, None, None)
         return Notice("summary", self._time, self._worst, running, waiting, usage, count, None, text)
 
+    def verdict(self, watched: Watched) -> str:
+        """What the log shows of an engine now, in the words of `analyze`; no replay has a part in it."""
+        setup, last = self._setups.get(watched.key[0]), watched.last
+        if setup is not None and setup.said and not setup.stopped:
+            return "engine-crash"
+        if watched.told_silence:
+            return "engine-stall"
+        if watched.state.pressure != "none":
+            return "kv-capacity"
+        if last is not None and last.waiting > 0 and watched.state.seats and last.running >= watched.state.seats:
+            return "seat-limit"
+        return "healthy" if last is not None else "not-enough-evidence"
+
     def _run(self, event: Event) -> list[Notice]:
         """Where a server restarts its engines are forgotten; their counts stay."""
         before = self._runs.get(event.server)
@@ -237,6 +250,7 @@ class Monitor:
 
     def _stats(self, event: Event) -> list[Notice]:
         watched = self._engine(event)
+        spoke = watched.told_silence
         watched.silent_for_s, watched.told_silence = 0.0, False
         reading = _reading(event)
         self.lines += 1
@@ -250,6 +264,8 @@ class Monitor:
         after = watched.state.take(reading)
         self._worst = max(self._worst, watched.state.worst, key=_RANK.__getitem__)
         notices = [self._notice("state", watched)]
+        if spoke:
+            notices.append(self._notice("alert", watched, "statistics are printed again", "silence-ended"))
         if before == "none" and after != "none":
             self._episodes += 1
             notices.append(self._notice("alert", watched, _started(reading), "pressure-started"))

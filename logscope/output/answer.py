@@ -19,10 +19,11 @@ from typing import Any
 import polars as pl
 
 from logscope import __version__
-from logscope.analysis import Analysis
+from logscope.analysis import Analysis, EngineResult
 from logscope.atomic_files import whole_file
 from logscope.diagnosis.spikes import report_frames
 from logscope.errors import LogscopeError
+from logscope.evidence.pressure import held_back
 from logscope.execution.fleet import server_rows, servers_of
 from logscope.output.events import to_json
 from logscope.output.json import analysis_document
@@ -88,18 +89,6 @@ class Answer:
         rows: Sequence[Mapping[str, Any]] = self.document["servers"]
         return rows
 
-    def show(self, *, verbose: bool = False, color: str = "auto") -> None:
-        """Print it in the terminal."""
-        from logscope.output.terminal.answer import print_answer
-
-        document, worst = self.document, self.parts[0]
-        if len(self.rows) > 1:
-            from logscope.output.terminal.tables import print_fleet
-
-            print_fleet(self.rows, verbose=verbose, color=color)
-            document = {**document, **worst.document, "input": document["input"]}
-        print_answer(document, verbose=verbose, color=color, series=worst.series)
-
     def html(self, *, plotlyjs: str = "inline", made: Mapping[str, Any] | None = None) -> str:
         """The report of the only server."""
         return render_html(self.document, self.parts[0].frames(), plotlyjs=plotlyjs, made=made)
@@ -144,13 +133,26 @@ def _part(found: Analysis, document: Mapping[str, Any]) -> Part:
 
 
 def frames_of_report(found: Analysis) -> dict[str, pl.DataFrame]:
-    """The log's frames by family, and those of the worst engine's replay."""
+    """The log's frames by family, what held each engine back (`binding`), and those of the worst engine's replay."""
     frames = dict(found.data.frames)
+    lanes = [frame for result in found.engines if (frame := _lane(result)) is not None]
+    if lanes:
+        frames["binding"] = pl.concat(lanes)
     worst = found.worst_result
     if worst is not None and worst.answer is not None:
         changes = [a.candidate.changes for a in worst.advice if a.scenario["duration_s"] is not None]
         frames |= report_frames(worst.answer, worst.spikes, changes, worst.log.facts)
     return frames
+
+
+def _lane(result: EngineResult) -> pl.DataFrame | None:
+    facts = result.log.facts
+    rows = held_back(result.windows, facts.config.get("max_num_seqs"))
+    clock = pl.Datetime("us")
+    schema: dict[str, pl.DataType] = {"start": clock, "end": clock, "limit": pl.String()}
+    place = {"server": facts.server, "run": facts.run, "engine_index": facts.engine_index}
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    return frame.with_columns(pl.lit(v, pl.Int64).alias(k) for k, v in place.items()) if rows else None
 
 
 def read_answer(path: Path) -> Answer:

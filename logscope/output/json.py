@@ -14,6 +14,7 @@ from logscope.analysis import Analysis, EngineResult
 from logscope.diagnosis.spikes import Spike
 from logscope.evidence.finding import Evidence, Finding
 from logscope.evidence.preemptions import Preemptions
+from logscope.evidence.pressure import held_back
 from logscope.inference.prediction import LABELS
 from logscope.output.events import iso
 from logscope.sanitize import beginning, redacted
@@ -23,7 +24,7 @@ from logscope.server.settings import SETTINGS
 from parsers.reading.events import Coverage
 from reference_engine.model.kv_group import KvGroup, group_record
 
-__all__ = ["analysis_document", "evidence_object", "whatif_document"]
+__all__ = ["analysis_document", "binding", "evidence_object", "whatif_document"]
 _LATENCY = {"ttft_s": ("p50", "p90", "p99"), "e2e_s": ("p50", "p90", "p99"), "itl_s": ("p50", "p99")}
 
 
@@ -135,7 +136,14 @@ def _engine(result: EngineResult) -> dict[str, Any]:
         "replay": _replay(result),
         "spikes": [_spike(s) for s in result.spikes],
         "advice": [a.document() for a in result.advice],
+        "binding": binding(result),
     }
+
+
+def binding(result: EngineResult) -> list[dict[str, Any]]:
+    """What held the engine back, stretch by stretch: `kv`, `seats`, `budget`, `arrivals` (nothing queued) or null (not visible)."""
+    stretches = held_back(result.windows, result.log.facts.config.get("max_num_seqs"))
+    return [{"start": iso(start), "end": iso(end), "limit": limit} for start, end, limit in stretches]
 
 
 def _engine_latency(result: EngineResult) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from logscope.wording import BINDING, COSTS, VERDICTS, duration, number, per_second, percent, plural, setting
+from logscope.wording import BINDING, COSTS, VERDICTS, duration, moment, number, per_second, percent, plural, setting
 from parsers.reading.by_line import MAX_TEXT
 
 __all__ = [
+    "binding_shares",
     "capacity_sentences",
     "capacity_tables",
     "certainty",
@@ -240,6 +241,22 @@ def lines_read(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     if rest > 0:
         said.append((f"{rest:,}", "continuation lines"))
     return [(found[0], ""), *said]
+
+
+def binding_shares(engine: Mapping[str, Any]) -> str:
+    """For how much of an engine's statistics what held requests back: "KV-cache space 31 %, nothing: no queue 69 %"."""
+    spent: dict[str, float] = {}
+    for part in engine.get("binding") or []:
+        start, end = moment(part["start"]), moment(part["end"])
+        if start and end:
+            word = BINDING.get(part["limit"] or "", "a queue whose cause is not visible")
+            spent[word] = spent.get(word, 0.0) + (end - start).total_seconds()
+    total = sum(spent.values())
+    if total <= 0:
+        return ""
+    return ", ".join(
+        f"{word} {percent(s / total)}" for word, s in sorted(spent.items(), key=lambda kv: -kv[1]) if s > 0
+    )
 
 
 def capacity_sentences(document: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ import polars as pl
 
 from logscope.inference.result import FAIR_FIT
 from logscope.output.report.chart import INK, SERIES, SPIKE, Chart, Table, figure_json, iso
-from logscope.wording import moment, percent, plural
+from logscope.wording import BINDING, moment, percent, plural
 
 __all__ = ["MAX_POINTS", "keep_extremes", "timeline"]
 MAX_POINTS = 1_200
@@ -51,6 +51,7 @@ MAX_SPIKES = 40
 MAX_BARS = 360
 GOOD_FIT = 0.85
 FEW_REQUESTS = 4
+MAX_LANE = 2_000
 GAP = 3.0  # so many usual intervals without a line, and the curve is broken
 
 # column of the statistics, of the replay's steps, name, colour, shape of the line
@@ -106,6 +107,9 @@ def timeline(
     if counted:
         names.append(_per_window(counted, engine))
         traces.append(_preemption_bars(counted, len(names)))
+    if lane := _lane(engine.get("binding") or [], len(names) + 1):
+        names.append(LANE)
+        traces += lane
     spikes = (engine.get("spikes") or [])[:MAX_SPIKES]
     height = 60 + 128 * len(names)
     most: Any = stats["running"].max() if "running" in stats.columns else None
@@ -215,6 +219,34 @@ def _preemption_bars(counted: Sequence[dict[str, Any]], row: int) -> dict[str, A
     }
 
 
+LANE = "what held requests back"
+_LANE_COLORS = {"kv": "kv", "seats": "waiting", "budget": "prompt"}
+
+
+def _lane(stretches: Sequence[Mapping[str, Any]], row: int) -> list[dict[str, Any]]:
+    """A bar for each stretch, coloured by its limit; grey where nothing queued, white where the cause is not visible. Empty where nothing ever queued."""
+    known = [(a, b, s["limit"]) for s in stretches if (a := moment(s["start"])) and (b := moment(s["end"])) and b > a]
+    if all(limit == "arrivals" for *_, limit in known) or len(known) > MAX_LANE:
+        return []
+    traces = []
+    for limit in (*_LANE_COLORS, "arrivals"):
+        own = [(a, b) for a, b, held in known if held == limit]
+        if own:
+            traces.append(
+                {
+                    "type": "bar",
+                    "name": BINDING[limit],
+                    "x": [iso(a + (b - a) / 2) for a, b in own],
+                    "y": [1] * len(own),
+                    "width": [(b - a).total_seconds() * 1000 for a, b in own],
+                    "yaxis": _axis("y", row),
+                    "marker": {"color": SERIES[_LANE_COLORS[limit]] if limit in _LANE_COLORS else INK["grid"]},
+                    "hoverinfo": "none",
+                }
+            )
+    return traces
+
+
 def _per_window(counted: Sequence[dict[str, Any]], engine: dict[str, Any]) -> str:
     """What one bar of the preemptions stands for."""
     lengths = sorted(
@@ -271,6 +303,8 @@ def _layout(names: list[str], spikes: Sequence[dict[str, Any]]) -> dict[str, Any
         if name.endswith("%"):
             axis["range"] = [0, 104]
             axis["tickvals"] = [0, 50, 100]
+        if name == LANE:
+            axis |= {"range": [0, 1], "showticklabels": False, "showgrid": False}
         layout[f"yaxis{number if number > 1 else ''}"] = axis
         layout["annotations"].append(
             {

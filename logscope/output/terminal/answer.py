@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from logscope.output.report.captions import (
+    binding_shares,
     certainty,
     engine_name,
     evidence_text,
@@ -138,6 +139,8 @@ def print_answer(
         _server(console, document, worst, verbose)
     if series:
         _series(console, series)
+        if held := binding_shares(worst):
+            say(console, held, label="  Held by   ", hang=12)
     _figures(console, document, worst)
     _why(console, document, worst, verbose)
     _advice(console, document, verbose)

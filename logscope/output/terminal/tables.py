@@ -9,12 +9,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from logscope.output.answer import Answer
 from logscope.output.report.captions import capacity_sentences, capacity_tables
-from logscope.output.terminal.answer import headline, make_console, say
+from logscope.output.terminal.answer import headline, make_console, print_answer, say
 from logscope.sanitize import clean
 from logscope.wording import change, duration, number, rate
 
-__all__ = ["print_both_sides", "print_capacity", "print_comparison", "print_fleet"]
+__all__ = ["print_both_sides", "print_capacity", "print_comparison", "print_fleet", "show"]
 NOISE = 0.05  # two runs of one load on one server differ by as much
 _ROWS = (
     ("E2E p50", "e2e_s.p50"),
@@ -188,3 +189,12 @@ def _common_folder(names: Sequence[str]) -> str:
     """The folders that all names begin with: they tell none from another."""
     levels = zip(*(name.split("/")[:-1] for name in names), strict=False)
     return "".join(f"{level[0]}/" for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+def show(answer: Answer, *, verbose: bool = False, color: str = "auto") -> None:
+    """Print an answer: of several servers a table, then the worst."""
+    document, worst = answer.document, answer.parts[0]
+    if len(answer.rows) > 1:
+        print_fleet(answer.rows, verbose=verbose, color=color)
+        document = {**document, **worst.document, "input": document["input"]}
+    print_answer(document, verbose=verbose, color=color, series=worst.series)
