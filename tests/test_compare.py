@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from logscope.commands.cli import cli
-from logscope.comparison import compare
+from logscope.comparison import _closing, compare, regressions
 from tests.conftest import SAMPLES
 from tests.logs import analysed, stats_v1, v1_start
 
@@ -108,3 +108,67 @@ def test_json_to_standard_output_is_one_document() -> None:
     document = json.loads(done.stdout)
     assert document["judged"] == []
     assert document["changed"]["e2e_s.p99"] == [None, None]
+
+
+def test_one_sentence_says_whether_load_or_engine_changed(real: tuple[dict[str, Any], str]) -> None:
+    document, text = real
+    assert document["closing"].startswith("Same load, and steps that take as long for the same work: ")
+    assert "max_num_seqs" in document["closing"]
+    assert text.rstrip().endswith(document["closing"])
+    for ratio in (document["engine"], *document["load"].values()):
+        assert ratio["low"] <= ratio["value"] <= ratio["high"]
+
+
+RATIOS = {"rate": 1.0, "prompt_tokens": 1.0, "output_tokens": 1.0}
+CLOSING = [
+    ({}, 1.21, "Same load, steps 21 % slower (16 to 27 %) for the same work."),
+    ({}, 0.8, "Same load, steps 20 % faster (16 to 24 %) for the same work."),
+    ({}, 1.02, "Same load, and steps that take as long for the same work: what differs comes from block_size."),
+    (
+        {"prompt_tokens": 1.4},
+        1.0,
+        "Same engine (a step takes as long for the same work), another load: prompts 40 % longer (33 to 47 %).",
+    ),
+    ({"rate": 0.5}, 1.5, "Load and engine both changed: requests 50 % less often"),
+]
+
+
+@pytest.mark.parametrize(("load", "engine", "said"), CLOSING)
+def test_closing_sentences(load: dict[str, float], engine: float, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def around(value: float) -> dict[str, float]:
+        return {"low": value * 0.955, "value": value, "high": value * 1.05}
+
+    ratios = {name: around(value) for name, value in {**RATIOS, **load}.items()}
+    found = {"load": ratios, "engine": around(engine), "config_changed": {"block_size": [16, 32]}}
+    monkeypatch.setattr("logscope.comparison._replayed", lambda _: True)
+    assert (_closing(found, None, None) or "").startswith(said)  # type: ignore[arg-type]
+
+
+def test_a_regression_ends_with_status_1(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    worse = run(AFTER, BEFORE, "--fail-on-regression", "10%", "--html", page, "--json", tmp_path / "c.json")
+    assert worse.exit_code == 1
+    assert "Regression: E2E p99 got worse by " in worse.stdout
+    figures = {r["figure"]: r for r in json.loads((tmp_path / "c.json").read_text())["regressions"]}
+    assert figures["e2e_s.p99"]["change"] > 0.1
+    assert "<h1>Same load" in page.read_text()
+    assert "Regression: E2E p99" in page.read_text()
+
+
+@pytest.mark.parametrize("text", ["ten", "-5%", "10%%", ""])
+def test_what_is_no_share(text: str) -> None:
+    assert run(BEFORE, AFTER, "--fail-on-regression", text).exit_code == 2
+
+
+REGRESSIONS = [
+    ({"e2e_s.p99": [10.0, 12.0]}, ["e2e_s.p99"]),
+    ({"e2e_s.p99": [10.0, 10.9]}, []),
+    ({"ttft_s.p99": [0.1, 0.3]}, []),  # less than half a second
+    ({"itl_s.p99": [0.02, 0.03]}, ["itl_s.p99"]),
+    ({"e2e_s.p99": [None, 3.0]}, []),
+]
+
+
+@pytest.mark.parametrize(("changed", "figures"), REGRESSIONS)
+def test_what_is_a_regression(changed: dict[str, list[float | None]], figures: list[str]) -> None:
+    assert [r["figure"] for r in regressions({"changed": changed, "engine": None}, 0.1)] == figures

@@ -166,6 +166,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "config_file",
             "no_replay",
             "fail_on",
+            "fail_on_regression",
             "new",
             "family",
         ),

@@ -1,7 +1,8 @@
-"""`logscope whatif` and `logscope capacity`: the inferred workload under a changed configuration, or at other rates."""
+"""What if: `logscope whatif` (a changed configuration), `logscope capacity` (other rates), `logscope compare` (what a change really did)."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ from logscope.commands.options import (
     Display,
     TargetType,
     Verb,
+    clock_options,
     display_options,
     given_settings,
     json_option,
+    no_replay_option,
     open_sources,
     reading_options,
     seed_option,
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from logscope.diagnosis.capacity import Target
     from logscope.inference.result import InferredReplay
 
-__all__ = ["capacity", "command"]
+__all__ = ["capacity", "command", "compare"]
 
 
 class CannotReplayError(LogscopeError):
@@ -191,3 +194,93 @@ def _targets(texts: tuple[str, ...]) -> tuple[Target, ...]:
     except CapacityError as error:
         raise click.BadParameter(str(error)) from None
     return tuple({t.name: t for t in found}.values())
+
+
+@click.command("compare", cls=Verb)
+@click.argument("before")
+@click.argument("after")
+@json_option()
+@click.option("--html", "html_target", type=TargetType(), metavar="FILE", help="Write the comparison as a page.")
+@click.option(
+    "--fail-on-regression",
+    metavar="SHARE",
+    callback=lambda _ctx, _param, text: _share(text),
+    help="Exit with status 1 where latency or the time of a step got worse by more than this, as in 10%.",
+)
+@no_replay_option("Skip inference and replay: fast, but no latencies and no prediction.")
+@seed_option
+@clock_options
+@display_options
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    before: str,
+    after: str,
+    json_target: str | None,
+    html_target: Path | None,
+    fail_on_regression: float | None,
+    no_replay: bool,
+    seed: int,
+    timezone: str | None,
+    year: int | None,
+    display: Display,
+) -> None:
+    """Compare two logs: what changed in settings, load, latencies and preemptions, and whether the replay predicted it.
+
+    BEFORE and AFTER: one file each (or a folder, a glob, or - for standard input). The workload of BEFORE is replayed under the settings of
+    AFTER, and predicted and actual values are shown side by side.
+
+    \b
+    Example:
+      logscope compare before.log after.log
+    """
+    from logscope.analysis import analyze
+    from logscope.comparison import compare as compared
+    from logscope.comparison import regressions
+    from logscope.execution.executors import Beside
+    from logscope.inference.result import Effort
+    from logscope.log.frames import read_log
+    from logscope.log.span import partly_read
+    from logscope.output.terminal.answer import progress_bar
+
+    sides = []
+    for name in (before, after):
+        data = read_log(open_sources((name,), timezone=timezone), year=year)
+        tell_and_check(data.coverage, display)
+        sides.append(data)
+    with Beside() as others, progress_bar(quiet=display.quiet, color=display.color) as progress:
+        effort = Effort(seed, progress, others.map)
+        found = [
+            analyze(data, replay=not no_replay, with_advice=False, effort=effort.part(index, len(sides)))
+            for index, data in enumerate(sides)
+        ]
+    document = compared(found[0], found[1])
+    if fail_on_regression is not None:
+        document["regressions"] = regressions(document, fail_on_regression)
+    if html_target is not None:
+        from logscope.output.report.page import write_tables
+        from logscope.output.terminal.tables import comparison_view
+
+        sentences, table = comparison_view(document)
+        title = sentences.pop() if document["closing"] else "Before and after"
+        write_tables(title, sentences, [table], html_target)
+    if json_target is not None:
+        write_document(document, json_target)
+    if json_target != "-":
+        from logscope.output.terminal.tables import print_comparison
+
+        print_comparison(document, color=display.color)
+    if document["regressions"]:
+        ctx.exit(1)
+    if any(partly_read(data.coverage) for data in sides):
+        ctx.exit(4)
+
+
+def _share(text: str | None) -> float | None:
+    """`10%` or `0.1`."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,4}(?:\.\d{1,4})?)\s?(%?)", text.strip())
+    if found is None:
+        raise click.BadParameter(f"'{text}' is no share; write 10% or 0.1")
+    return float(found[1]) / (100 if found[2] else 1)

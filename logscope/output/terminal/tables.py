@@ -13,9 +13,9 @@ from logscope.output.answer import Answer
 from logscope.output.report.captions import capacity_sentences, capacity_tables
 from logscope.output.terminal.answer import headline, make_console, print_answer, say
 from logscope.sanitize import clean
-from logscope.wording import change, duration, number, rate
+from logscope.wording import change, duration, number, percent, rate
 
-__all__ = ["print_both_sides", "print_capacity", "print_comparison", "print_fleet", "show"]
+__all__ = ["comparison_view", "print_both_sides", "print_capacity", "print_comparison", "print_fleet", "show"]
 NOISE = 0.05  # two runs of one load on one server differ by as much
 _ROWS = (
     ("E2E p50", "e2e_s.p50"),
@@ -39,23 +39,44 @@ def print_comparison(document: Mapping[str, Any], *, color: str = "auto") -> Non
     for word in ("before", "after"):
         say(console, headline(document[word]["verdict"], document[word]["pressure"]), label=f"{word:<7}", hang=9)
     console.print()
-    for name, (a, b) in document["config_changed"].items():
-        console.print(Text(f"  {name}: {clean(str(a), 60)} to {clean(str(b), 60)}"))
+    sentences, (header, rows) = comparison_view(document)
+    if document["closing"]:
+        sentences.pop()
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for name in header:
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        table.add_row(*row)
+    changed = [s for s in sentences if s.startswith("Changed: ")]
+    for sentence in changed:
+        say(console, sentence, label="  ", hang=4)
+    console.print(table)
+    for sentence in sentences:
+        if sentence not in changed:
+            say(console, Text(sentence, style="yellow" if sentence.startswith("Note: ") else ""), label="", hang=2)
+    if document["closing"]:
+        say(console, Text(clean(document["closing"], 400), style="bold"), label="", hang=2)
+
+
+def comparison_view(document: Mapping[str, Any]) -> tuple[list[str], tuple[list[str], list[list[str]]]]:
+    """The sentences of a comparison (the closing one last, where there is one), and the header and rows of its table."""
+    sentences = [
+        f"Changed: {name}: {clean(str(a), 60)} to {clean(str(b), 60)}"
+        for name, (a, b) in document["config_changed"].items()
+    ]
     if document["version_changed"] is not None:
         a, b = document["version_changed"]
-        console.print(Text(f"  vLLM {clean(str(a), 40)} to {clean(str(b), 40)}"))
-    console.print(_table(document))
-    _verdict_of_prediction(console, document)
-    for note in document["notes"]:
-        say(console, Text(f"Note: {clean(note, 400)}", style="yellow"), label="", hang=2)
-
-
-def _table(document: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
+        sentences.append(f"Changed: vLLM {clean(str(a), 40)} to {clean(str(b), 40)}")
+    sentences += _of_prediction(document)
+    sentences += [
+        f"Regression: {_WORDS.get(r['figure'], 'time of a step')} got worse by {percent(r['change'])}."
+        for r in document["regressions"]
+    ]
+    sentences += [f"Note: {clean(note, 400)}" for note in document["notes"]]
+    if document["closing"]:
+        sentences.append(document["closing"])
     predicted = document["predicted"]
-    names = ["", "before", "after", "change", *(["predicted"] if predicted else [])]
-    for name in names:
-        table.add_column(name, justify="right" if name else "left")
+    rows = []
     for word, name in _ROWS:
         a, b = document["changed"].get(name, [None, None])
         if a is None and b is None:
@@ -65,8 +86,8 @@ def _table(document: Mapping[str, Any]) -> Table:
             key, _, point = name.partition(".")
             side = predicted["scenario"].get(key)
             row.append(_shown(name, side.get(point) if isinstance(side, dict) else side))
-        table.add_row(*row)
-    return table
+        rows.append(row)
+    return sentences, (["", "before", "after", "change", *(["predicted"] if predicted else [])], rows)
 
 
 def _shown(name: str, value: float | None) -> str:
@@ -75,19 +96,18 @@ def _shown(name: str, value: float | None) -> str:
     return duration(value) if "_s." in name else number(value)
 
 
-def _verdict_of_prediction(console: Any, document: Mapping[str, Any]) -> None:
-    judged = document["judged"]
-    if not judged:
-        return
-    wrong = [_WORDS[j["figure"]] for j in judged if not j["right"]]
-    right = len(judged) - len(wrong)
-    text = f"The replay of BEFORE predicted {right} of {len(judged)} metrics to within 25 %"
-    say(console, Text(text + (f"; not {', '.join(wrong)}." if wrong else "."), style="bold"), label="", hang=2)
+def _of_prediction(document: Mapping[str, Any]) -> list[str]:
+    judged, said = document["judged"], []
+    if judged:
+        wrong = [_WORDS[j["figure"]] for j in judged if not j["right"]]
+        text = f"The replay of BEFORE predicted {len(judged) - len(wrong)} of {len(judged)} metrics to within 25 %"
+        said.append(text + (f"; not {', '.join(wrong)}." if wrong else "."))
     tail = document["changed"].get("e2e_s.p99")
     if tail and tail[0] and tail[1]:
         same = abs(tail[1] - tail[0]) < NOISE * tail[0]
         verb = "is about the same" if same else "improved" if tail[1] < tail[0] else "got worse"
-        say(console, f"E2E p99 {verb}: {duration(tail[0])} to {duration(tail[1])} ({change(*tail)}).", label="", hang=2)
+        said.append(f"E2E p99 {verb}: {duration(tail[0])} to {duration(tail[1])} ({change(*tail)}).")
+    return said
 
 
 _BOTH_SIDES_ROWS = (
