@@ -127,7 +127,7 @@ CLOSING = [
     (
         {"prompt_tokens": 1.4},
         1.0,
-        "Same engine (a step takes as long for the same work), another load: prompts 40 % longer (33 to 47 %).",
+        "Same engine (a step takes as long for the same work), another load: prompts 40 % longer (34 to 47 %).",
     ),
     ({"rate": 0.5}, 1.5, "Load and engine both changed: requests 50 % less often"),
 ]
