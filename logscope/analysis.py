@@ -146,8 +146,9 @@ def engine_result(
     if replay and context.served and not declined:
         answer, portion, failure = replay_worst(log, data.stored, context.intervals, effort)
     spikes: tuple[Spike, ...] = ()
+    evicted = context.evicted
     if answer is not None:
-        spikes = find_spikes(answer.requests_frame, answer.origin, context.windows, context.texts)
+        spikes = find_spikes(answer.requests_frame, answer.origin, context.windows, context.texts, evicted)
     if failure is not None:
         title = f"The replay failed ({failure}); the answer is from the log alone"
         findings.append(Finding("coverage", "warning", "measured", title))
@@ -158,7 +159,7 @@ def engine_result(
         count = answer.preemptions
         preemptions = combine(logged, count.bounds, count.timeline, round(count.recomputed_tokens))
     slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
-    verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"))
+    verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"), evicted)
     pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
     fair = answer is not None and answer.fair
     advice = plain_advice(context, findings, verdict, replayed=fair)
@@ -170,7 +171,9 @@ def engine_result(
     elif answer is None and failure is None and not declined:
         findings += not_replayed(context, asked=replay)
     findings = settled(verdict, findings)
-    sure = certainty(verdict, answer.slow_each) if answer is not None and fair and verdict not in PROVEN else None
+    sure = None
+    if answer is not None and fair and verdict not in PROVEN:
+        sure = certainty(verdict, answer.slow_each, evicted)
     return EngineResult(
         log,
         context,

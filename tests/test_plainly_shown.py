@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
-from logscope.diagnosis.verdict import certainty
+from logscope.diagnosis.verdict import certainty, verdict_of_ledger
+from logscope.evidence.pressure import evicted_share
 from logscope.sanitize import without_client_text
 from tests.logs import document, ids, stats_v0, stats_v1, v0_warning, v1_start
 
@@ -343,6 +345,31 @@ def test_certainty_is_the_share_of_workloads_that_agree(
     ledgers: list[dict[str, float]], sure: float, second: tuple[str, float] | None
 ) -> None:
     assert certainty("kv-capacity", ledgers) == (sure, second)
+
+
+HITS = {
+    # hit rate by line, Waiting by line, and the share of the prefill that is for lack of room
+    "talks return and find nothing, as the cache is full": ([10, 50, 40, 30, 20, 15], [0, 0, 5, 5, 5, 5], (0.3, 0.6)),
+    "a shared head stays": ([50, 70, 80, 82, 83, 84], [0, 0, 5, 5, 5, 5], (0.0, 0.02)),
+    "other prompts, and nobody waits": ([10, 50, 40, 30, 20, 15], [0] * 6, (0.0, 0.0)),
+    "nothing was ever shared": ([0] * 6, [0, 0, 5, 5, 5, 5], (0.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("kind", HITS)
+def test_prefill_of_what_was_evicted_is_told_by_the_hit_rate(kind: str) -> None:
+    rates, waiting, (least, most) = HITS[kind]
+    windows = pl.DataFrame(
+        {"hit_pct": [float(r) for r in rates], "waiting": [float(w) for w in waiting], "prompt_tps": [300.0] * 6}
+    ).with_columns(interval_s=10.0, kv_pct=90.0, full=False, aggregated=False)
+    assert least <= evicted_share(windows, counts_hits=False) <= most
+
+
+def test_prefill_for_lack_of_room_is_no_fault_of_the_prompts() -> None:
+    slow = {"queued_for_kv": 4.0, "interference": 6.0, "decode": 5.0}
+    assert verdict_of_ledger(slow) == "prefill-interference"
+    assert verdict_of_ledger(slow, evicted=0.4) == "kv-capacity"
+    assert verdict_of_ledger({"interference": 6.0, "decode": 5.0}, evicted=0.4) == "prefill-interference"
 
 
 def test_without_a_workload_nothing_is_sure() -> None:

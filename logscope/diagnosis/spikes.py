@@ -46,12 +46,17 @@ class Spike:
 
 
 def find_spikes(
-    requests: pl.DataFrame, origin: datetime, windows: pl.DataFrame | None, texts: Mapping[tuple[str, int], str]
+    requests: pl.DataFrame,
+    origin: datetime,
+    windows: pl.DataFrame | None,
+    texts: Mapping[tuple[str, int], str],
+    evicted: float = 0.0,
 ) -> tuple[Spike, ...]:
     """Find the spikes of a replayed run.
 
     `requests` are the replay's (arrival_s and end_s in seconds from `origin`, e2e_s, the ledger). A window of arrivals belongs to a spike
     where its 95th percentile of delay is twice the calm half's and above one second; neighbouring windows join. Worst first.
+    `evicted`: share of all prefill that is for lack of KV space (`logscope.diagnosis.verdict.lost_to`).
     """
     done = requests.filter(pl.col("status") == "finished").with_columns(delay_s=delay())
     if done.height < 5:
@@ -68,7 +73,7 @@ def find_spikes(
     limit = max(RISE * float(calm["delay_s"].median() or 0.0), MIN_DELAY_S)  # type: ignore[arg-type]
     baseline = float(calm["e2e_s"].median() or 0.0)  # type: ignore[arg-type]
     hot = by_window.filter(pl.col("delay_s") > limit)["window"].to_list()
-    spikes = [_spike(done, a, b, width, origin, baseline, windows, texts) for a, b in _stretches(hot)]
+    spikes = [_spike(done, a, b, width, origin, baseline, windows, texts, evicted) for a, b in _stretches(hot)]
     found = [s for s in spikes if s is not None]
     return tuple(sorted(found, key=lambda s: -s.p99_e2e_s)[:MAX_SPIKES])
 
@@ -93,11 +98,12 @@ def _spike(
     baseline: float,
     windows: pl.DataFrame | None,
     texts: Mapping[tuple[str, int], str],
+    evicted: float,
 ) -> Spike | None:
     inside = done.filter((pl.col("arrival_s") >= first * width) & (pl.col("arrival_s") < (last + 1) * width))
     slow = slow_requests(inside)
     ledger = means_of(slow)
-    cause = verdict_of_ledger(ledger)
+    cause = verdict_of_ledger(ledger, evicted)
     if slow.height == 0 or cause is None:
         return None
     start = origin + timedelta(seconds=float(inside["arrival_s"].min()))  # type: ignore[arg-type]

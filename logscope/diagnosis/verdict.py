@@ -12,7 +12,7 @@ from logscope.evidence.finding import Finding
 from logscope.evidence.pressure import bound_of
 from logscope.wording import LOST_TO
 
-__all__ = ["PROVEN", "RANK", "certainty", "settled", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
+__all__ = ["PROVEN", "RANK", "certainty", "lost_to", "settled", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
 
 PROVEN = ("startup-kv-too-small", "startup-failed", "runtime-oom", "engine-crash", "engine-stall")
 """Verdicts that the log itself proves, in the order in which they decide."""
@@ -56,13 +56,14 @@ def verdict_of(
     slow_s: Mapping[str, float | None] | None,
     windows: pl.DataFrame | None,
     seats: int | None,
+    evicted: float = 0.0,
 ) -> str:
-    """Decide for one engine; `slow_s` is the mean ledger of its slow requests where a replay with a fair fit gave one."""
+    """Decide for one engine; `slow_s` is the mean ledger of its slow requests where a replay with a fair fit gave one, `evicted` as in `lost_to`."""
     proven = {f.proves for f in findings if f.proves}
     for verdict in PROVEN:
         if verdict in proven:
             return verdict
-    found = verdict_of_ledger(slow_s) if slow_s is not None else None
+    found = verdict_of_ledger(slow_s, evicted) if slow_s is not None else None
     if found is None:
         found = "kv-capacity" if "kv-capacity" in proven else verdict_of_windows(windows, seats)
     # A server that crawls, fills up or fails is not seen to do well, whatever its queue.
@@ -74,7 +75,7 @@ def _unwell(findings: Sequence[Finding]) -> bool:
 
 
 def certainty(
-    verdict: str, slow_ledgers: Sequence[Mapping[str, float]]
+    verdict: str, slow_ledgers: Sequence[Mapping[str, float]], evicted: float = 0.0
 ) -> tuple[float, tuple[str, float] | None] | None:
     """The share of the plausible workloads that agree with a verdict, and the second cause with its share where that is close.
 
@@ -83,7 +84,7 @@ def certainty(
     """
     votes: defaultdict[str, float] = defaultdict(float)
     for slow in slow_ledgers:
-        for name, share in _votes(slow).items():
+        for name, share in _votes(slow, evicted).items():
             votes[name] += share
     total = sum(votes.values())
     if not total or not votes[verdict]:
@@ -93,11 +94,11 @@ def certainty(
     return votes[verdict] / total, (name, share) if share >= CLOSE_SHARE else None
 
 
-def _votes(slow: Mapping[str, float]) -> dict[str, float]:
-    first = verdict_of_ledger(slow)
+def _votes(slow: Mapping[str, float], evicted: float) -> dict[str, float]:
+    first = verdict_of_ledger(slow, evicted)
     if first is None or first == "healthy":
         return {} if first is None else {first: 1.0}
-    seconds = {name: sum(float(slow.get(label) or 0.0) for label in labels) for name, labels in LOST_TO.items()}
+    seconds = lost_to(slow, evicted)
     close = {name: s for name, s in seconds.items() if s >= NEARLY_EQUAL * seconds[first]}
     return {name: s / sum(close.values()) for name, s in close.items()}
 
@@ -109,8 +110,20 @@ def settled(verdict: str, findings: Sequence[Finding]) -> list[Finding]:
     return [f if f.severity == "info" else replace(f, severity="info") for f in findings]
 
 
-def verdict_of_ledger(slow_s: Mapping[str, float | None]) -> str | None:
-    """The contract's rule over the slow requests' mean ledger (seconds by label); None where the ledger is empty."""
+def lost_to(slow_s: Mapping[str, float | None], evicted: float = 0.0) -> dict[str, float]:
+    """Seconds of delay by verdict. `evicted`: share of all prefill that would not have been, had the prefix cache had room for what it held once.
+
+    So much of what others' prompts cost is for lack of KV space.
+    """
+    seconds = {name: sum(float(slow_s.get(label) or 0.0) for label in labels) for name, labels in LOST_TO.items()}
+    moved = evicted * seconds["prefill-interference"]
+    seconds["prefill-interference"] -= moved
+    seconds["kv-capacity"] += moved
+    return seconds
+
+
+def verdict_of_ledger(slow_s: Mapping[str, float | None], evicted: float = 0.0) -> str | None:
+    """The contract's rule over the slow requests' mean ledger (seconds by label); None where the ledger is empty. `evicted` as in `lost_to`."""
     parts = {k: float(v or 0.0) for k, v in slow_s.items()}
     total = sum(parts.values())
     if total <= 0:
@@ -118,7 +131,7 @@ def verdict_of_ledger(slow_s: Mapping[str, float | None]) -> str | None:
     delay = total - parts.get("prefill", 0.0) - parts.get("decode", 0.0)
     if delay < total / 3:
         return "healthy"
-    shares = {verdict: sum(parts.get(label, 0.0) for label in labels) for verdict, labels in LOST_TO.items()}
+    shares = lost_to(parts, evicted)
     return max(shares, key=lambda v: shares[v])
 
 

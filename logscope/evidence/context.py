@@ -13,9 +13,10 @@ import polars as pl
 
 from logscope.evidence.finding import Evidence, seconds
 from logscope.evidence.preemptions import Logged, stats_windows, usual_interval
-from logscope.evidence.pressure import full_pct
+from logscope.evidence.pressure import evicted_share, full_pct
 from logscope.sanitize import without_client_text
 from logscope.server.engines import EngineLog
+from reference_engine.v1.profile import counts_hits
 
 __all__ = ["CLEAN_STOP_S", "Context", "cause_of", "context_of"]
 
@@ -67,6 +68,11 @@ class Context:
         first -= timedelta(seconds=usual_interval(self.windows))
         begun = self.log.facts.start
         return (first if begun is None or last is None else min(max(first, begun), last)), last
+
+    @property
+    def evicted(self) -> float:
+        """Share of the prompt tokens computed that the prefix cache had and lost for lack of room (`evicted_share`)."""
+        return evicted_share(self.windows, counts_hits=counts_hits(self.log.facts.version or ""))
 
     @property
     def served(self) -> bool:

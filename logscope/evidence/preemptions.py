@@ -45,7 +45,8 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
     """One row a statistics line that shows the queues, in the order of the log.
 
     Columns: start, end (record's clock), interval_s, running, waiting, swapped, kv_pct, full (from `full_pct` on), prompt_tps, generation_tps (tokens/s, means
-    over the interval), idle (no tokens), deferred (of `waiting`: held back by a grammar, a transfer or a LoRA limit), aggregated (means over several engines), source, line, order. None where there is no such line.
+    over the interval), idle (no tokens), deferred (of `waiting`: held back by a grammar, a transfer or a LoRA limit), hit_pct (prefix cache, over many
+    requests), aggregated (means over several engines), source, line, order. None where there is no such line.
     """
     if stats is None or "running" not in stats.columns:
         return None
@@ -65,6 +66,7 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
         kv_pct=_kv(rows),
         prompt_tps=_optional(rows, "prompt_throughput"),
         generation_tps=_optional(rows, "generation_throughput"),
+        hit_pct=_optional(rows, "prefix_cache_hit_rate_pct"),
         aggregated=pl.col("aggregated").fill_null(value=False) if "aggregated" in rows.columns else pl.lit(value=False),
         source=pl.col("source"),
         line=pl.col("line"),

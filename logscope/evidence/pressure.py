@@ -13,7 +13,7 @@ It does not replace the replay of `logscope analyze`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -32,8 +32,10 @@ __all__ = [
     "EnginePressure",
     "Reading",
     "bound_of",
+    "evicted_share",
     "full_pct",
     "held_back",
+    "interval_hits",
     "is_round",
     "pressure_of_count",
     "pressure_of_windows",
@@ -156,6 +158,48 @@ def held_back(windows: pl.DataFrame | None, seats: int | None) -> list[Stretch]:
             found[-1] = (found[-1][0], max(end, found[-1][1]), limit)
         else:
             found.append((start, end, limit))
+    return found
+
+
+def evicted_share(windows: pl.DataFrame | None, *, counts_hits: bool) -> float:
+    """Share of the prompt tokens computed that were in the prefix cache once and were evicted from it for lack of KV space, 0..1.
+
+    That shows where the hit rate falls while requests wait and the cache has little room: what is given back less often than at its best, before,
+    is computed again. `counts_hits`: the prompt throughput holds what came from the cache too (older releases). Printed rates are means
+    over many requests, from which those of each interval follow.
+    """
+    if windows is None or windows["aggregated"].any() or windows["hit_pct"].fill_null(0).max() == 0:
+        return 0.0
+    told = windows.filter(pl.col("hit_pct").is_not_null() & (pl.col("prompt_tps") > 0))
+    tokens = (told["prompt_tps"] * told["interval_s"].clip(0, 60)).to_list()
+    rates = (told["hit_pct"] / 100).to_list()
+    short = ((told["waiting"] > 0) | told["full"]) & (told["kv_pct"].fill_null(0) >= MUCH_ROOM_PCT)
+    best = lost = done = 0.0
+    for (asked, given), rate, pressed in zip(interval_hits(tokens, rates, counts_hits), rates, short, strict=True):
+        done += asked - given
+        lost += max(best * asked - given, 0.0) if pressed else 0.0
+        best = max(best, rate)
+    return min(lost / done, 1.0) if done > 0 else 0.0
+
+
+def interval_hits(tokens: Sequence[float], rates: Sequence[float], counts_hits: bool) -> list[tuple[float, float]]:
+    """Prompt tokens asked for in each interval, and those of them that came from the prefix cache.
+
+    Args:
+        tokens: prompt tokens shown for each interval.
+        rates: the hit rate (0..1) at its end, a mean since the start.
+        counts_hits: whether `tokens` hold what came from the cache.
+    """
+    found = []
+    computed = asked = given = 0.0
+    for shown, rate in zip(tokens, rates, strict=True):
+        computed += shown
+        least = asked + shown
+        total = least if counts_hits else max(computed / (1 - min(rate, 0.99)), least)
+        new = total - asked
+        hits = min(max(rate * total - given, 0.0), new if counts_hits else new - shown)
+        found.append((new, hits))
+        asked, given = total, rate * total
     return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from reference_engine.model.config import EngineConfig
 from reference_engine.replay.clock import kv_usage
 from reference_engine.v0.blocks import WATERMARK
-from reference_engine.v1.profile import DraftRules, profile_of, version_key
+from reference_engine.v1.profile import DraftRules, counts_hits, profile_of
 
 __all__ = ["Lengths", "SketchBatch", "SketchRequest", "SketchRules"]
 
@@ -72,7 +72,7 @@ class SketchRules:
             chunk_needs_company=profile.live_threshold,
             whole_prompts=not config.enable_chunked_prefill,
             v0=v0 and not config.enable_chunked_prefill,
-            credits_hits=_credits_hits(config.version),
+            credits_hits=counts_hits(config.version),
             drafts=drafts.num_spec_tokens,
             spare=drafts.num_spec_tokens + drafts.num_lookahead_tokens,
             step_tokens=1.0 + config.acceptance * drafts.num_spec_tokens,
@@ -94,16 +94,10 @@ class SketchRules:
         return kv_usage(self.config, num_free_blocks)
 
 
-def _credits_hits(version: str) -> bool:
-    """Until 0.15 the prompt throughput counts whole prompts, later only what was computed."""
-    release = version_key(version)
-    return release is not None and release < (0, 16, 0)
-
-
 class SketchRequest:
     """One request inside the sketch; lengths in tokens, times in seconds, `num_blocks` in blocks of its own.
 
-    While it is `decoding`, `num_computed_tokens` and `output` are old: they are `base` and `output_base` plus the
+    `given`: prompt tokens that the cache had kept of a talk before. While it is `decoding`, `num_computed_tokens` and `output` are old: they are `base` and `output_base` plus the
     engine's `decode_step`.
     """
 
@@ -114,6 +108,7 @@ class SketchRequest:
         "decoding",
         "end",
         "first",
+        "given",
         "group",
         "id",
         "limit",
@@ -136,6 +131,7 @@ class SketchRequest:
         self.num_blocks = 0
         self.preemptions = 0
         self.credit = 0
+        self.given = 0
         self.first: float | None = None
         self.end: float | None = None
         self.started: float | None = None
@@ -167,6 +163,7 @@ class SketchRequest:
         new.num_blocks = self.num_blocks
         new.preemptions = self.preemptions
         new.credit = self.credit
+        new.given = self.given
         new.first = self.first
         new.end = self.end
         new.started = self.started

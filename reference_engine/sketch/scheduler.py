@@ -16,7 +16,7 @@ class SketchScheduler:
 
     Decoding requests form a batch, counted in `counts`, which moves on without touching them: by one `decode_step` a
     step, with drafts by as many as the tokens that each gets. `singles` are the others, the tail of `running`; `groups`
-    counts who uses each shared head. `now` is the clock of its owner.
+    counts who uses each shared head; `given`: the share of a prompt that the cache has kept of its talk so far. `now` is the clock of its owner.
     """
 
     def __init__(self, rules: SketchRules) -> None:
@@ -35,6 +35,7 @@ class SketchScheduler:
         self.preemptions = 0
         self.recomputed = 0
         self.preempted_at: list[float] = []
+        self.given = 0.0
         self._token_budget = 0
         self._carry = 0.0
 
@@ -280,7 +281,10 @@ class SketchScheduler:
         return need <= num_free_blocks
 
     def _hit(self, request: SketchRequest) -> int:
-        """Tokens of the shared head that are cached: all, once somebody of the group has run."""
+        """Tokens that are cached: of the shared head all, once somebody of the group has run; of talks that went on the share `given`."""
+        if self.given and not request.preemptions:
+            size = self.rules.block_size
+            return min(int(self.given * request.prompt), request.prompt - 1) // size * size
         return request.shared if request.group in self.groups else 0
 
     def _start(self, request: SketchRequest, hit: int, end: int) -> None:
@@ -295,6 +299,7 @@ class SketchScheduler:
         request.num_computed_tokens = hit
         if request.started is None:
             request.started = self.now
+            request.given = hit if self.given else 0
             request.credit = request.prompt - (0 if self.rules.credits_hits else hit)
 
     def free(self, request: SketchRequest) -> None:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from reference_engine.model.config import EngineConfig
 
-__all__ = ["PROFILES", "DraftRules", "SemanticsProfile", "profile_of", "version_key"]
+__all__ = ["PROFILES", "DraftRules", "SemanticsProfile", "counts_hits", "profile_of", "version_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +194,9 @@ class DraftRules:
             prompt_tail=drafts if modules else 0,
             uncached_tail=drafts - 1 if modules else 0,
         )
+
+
+def counts_hits(version: str) -> bool:
+    """Until 0.15 the prompt throughput counts whole prompts, later only what was computed."""
+    release = version_key(version)
+    return release is not None and release < (0, 16, 0)

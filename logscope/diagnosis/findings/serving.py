@@ -336,6 +336,7 @@ MIN_LINES = 5
 NO_REUSE_PCT = 1.0
 FALLEN_FROM_PCT = 20.0
 FALLEN = 0.5
+MUCH_EVICTED = 0.1
 
 
 def cache_reuse(context: Context) -> list[Finding]:
@@ -357,10 +358,7 @@ def cache_reuse(context: Context) -> list[Finding]:
         rates = rows[column].to_list()
         first, most, last = rates[0], max(rates), rates[-1]
         if most >= FALLEN_FROM_PCT and last <= FALLEN * most:
-            title = (
-                f"{name} hit rate fell from {most:.0f} % to {last:.0f} % of prompt tokens: the prompts changed, or the cache is too full to"
-                " keep their prefixes"
-            )
+            title = f"{name} hit rate fell from {most:.0f} % to {last:.0f} % of prompt tokens: {_why_fallen(context, column)}"
         elif most < NO_REUSE_PCT and _caching(context, column):
             title = f"{name} has no effect (hit rate {most:.1f} % at most): the prompts share no prefix, or each starts with something unique such as a timestamp or an id"
         elif most >= NO_REUSE_PCT:
@@ -372,6 +370,16 @@ def cache_reuse(context: Context) -> list[Finding]:
         start, end = seconds(rows["at"].to_list())
         found.append(Finding("cache-reuse", "info", "measured", title, start, end, evidence_of(rows, context.texts, 2)))
     return found
+
+
+def _why_fallen(context: Context, column: str) -> str:
+    evicted = 0.0 if column.startswith("external") else context.evicted
+    if evicted < MUCH_EVICTED:
+        return "the prompts changed, or the cache is too full to keep their prefixes"
+    return (
+        f"while requests waited and the cache had little room, about {percent(evicted)} of the prompt tokens were computed again that the cache"
+        " had held before; the time of that prefill counts as lack of KV space"
+    )
 
 
 def _caching(context: Context, column: str) -> bool:

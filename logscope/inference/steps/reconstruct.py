@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -92,6 +93,7 @@ def _closeness(observed: Floats, ours: Floats) -> float | None:
 
 _WINDOW_S = 10
 _WIDEST = 0.14  # of the count, on each side
+_DOUBT, _UNSEEN_S = 0.03, 0.06  # of a latency: relative (log), and the seconds between the client and the first step
 _MARGIN = 0.03  # of the count; the bounds allow for this even where every step is explained
 _FLIP = 2.0  # of cost, by which other rules than the log's must be better
 _BADLY = 6.0  # of cost a request: the rules explain nothing any more
@@ -158,6 +160,7 @@ def _answer(
     low, value, high = _bounds(found, len(steps), explained, certain)
     result = ReplayResult(config, run.records, run.gaps, run.log)
     summary = result.summary()
+    doubt = _DOUBT + 0.15 * (1.0 - explained) + (0.0 if certain else 0.04) + (0.08 if hits else 0.0)
     sample = _sample(run, hits, config)
     replayed = replace(config, async_scheduling=False, enable_prefix_caching=hits > 0)
     samples = Samples((sample,), replayed)
@@ -168,7 +171,12 @@ def _answer(
         preemptions=PreemptionCount(low, value, high, _recomputed(found, steps, rules, run), _timeline(times)),
         pressure="none",
         fit=fit,
-        latency={"ttft_s": summary.ttft_s, "e2e_s": summary.e2e_s, "itl_s": summary.itl_s, "basis": "inferred"},
+        latency={
+            "ttft_s": _with_bounds(summary.ttft_s, doubt),
+            "e2e_s": _with_bounds(summary.e2e_s, doubt),
+            "itl_s": summary.itl_s,
+            "basis": "inferred",
+        },
         ledger=slow_and_typical(result.requests()),
         step_time=run.calibration.linear,
         replay=result,
@@ -176,6 +184,14 @@ def _answer(
         screening=samples,
         steps=StepAccount(explained, coverage, arrivals.known, run.calibration.error, tuple(times), steps.by_stamps),
     )
+
+
+def _with_bounds(figures: Mapping[str, float | None], doubt: float) -> dict[str, Any]:
+    """Percentiles in seconds with `low` and `high`, by a relative `doubt` and some hundredths of a second that no line shows."""
+    factor = float(np.exp(1.645 * doubt))
+    low = {name: None if v is None else max(0.0, v / factor - _UNSEEN_S) for name, v in figures.items()}
+    high = {name: None if v is None else v * factor + _UNSEEN_S for name, v in figures.items()}
+    return {**figures, "low": low, "high": high}
 
 
 def _pressure(preemptions: float, stats: pl.DataFrame | None) -> str:

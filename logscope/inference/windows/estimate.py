@@ -23,7 +23,7 @@ from logscope.inference.result import CoveredSpan, Effort, InferredReplay
 from logscope.inference.windows.balance import balance_of, with_candidates
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
-from logscope.inference.windows.observations import Observations, observe
+from logscope.inference.windows.observations import Observations, observe, with_talks
 from logscope.inference.windows.particles import Carried, Particle, Plan, WindowFit, carried, unpacked
 from logscope.inference.windows.portion import with_inherited, worst_span
 from logscope.inference.windows.posterior import count_preemptions, fit_of, latencies, pressure_of
@@ -33,9 +33,11 @@ from reference_engine.cost.step_time import CostFit, LinearStepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.replay.results import ReplayResult
-from reference_engine.sketch.request import SketchRules
+from reference_engine.sketch.request import SketchRequest, SketchRules
 
 __all__ = ["infer"]
+
+Content = tuple[tuple[str, int], ...]
 
 _ALONE = Effort()
 _SCREENED = 2  # changes are tried on every second of the sampled workloads before they are on all
@@ -77,6 +79,8 @@ def infer(
     if config is None or seen is None:
         return None
     rules = SketchRules.of(config)
+    seen = with_talks(seen, rules.credits_hits) if config.enable_prefix_caching and not rules.v0 else seen
+    rules = replace(rules, credits_hits=rules.credits_hits or seen.talks)
     balance = balance_of(seen, rules) if seen.level == "bare" else None
     if balance is not None and sum(balance.came) > _MOST_IN_ALL:
         return None
@@ -127,7 +131,7 @@ def infer(
         config,
         policy="fcfs",
         async_scheduling=False,
-        enable_prefix_caching=lengths.sharing.groups > 0 or keeps_states(config),
+        enable_prefix_caching=lengths.sharing.groups > 0 or seen.talks or keeps_states(config),
     )
     chosen = _some(particles, _replays(seen, plain))
     workloads = tuple(w for p in chosen if (w := _workload(seen, p, plain)).requests)
@@ -291,16 +295,56 @@ def _some(particles: Sequence[Particle], count: int) -> list[Particle]:
     return [middle, *(p for p in picks if p is not middle)]
 
 
+def _headed(request: SketchRequest) -> Content | None:
+    """A prompt that begins with a shared head."""
+    if request.group < 0:
+        return None
+    return (f"head{request.group}", request.shared), (f"own{request.id}", request.prompt - request.shared)
+
+
+def _talks(requests: Sequence[SketchRequest]) -> dict[int, Content]:
+    """Contents of prompts of which the cache had kept a part: that is of the last one before that ended and is long enough."""
+    if not any(r.given for r in requests):
+        return {}
+    found: dict[int, Content] = {r.id: ((f"own{r.id}", r.prompt),) for r in requests if not r.given}
+    went_on: set[int] = set()
+    for request in sorted((r for r in requests if r.given), key=lambda r: r.started or 0.0):
+        own = f"own{request.id}"
+        started = request.started or 0.0
+        before = [
+            r
+            for r in requests
+            if r.end is not None
+            and r.end <= started
+            and r.prompt >= request.given
+            and r.id in found
+            and r.id not in went_on
+        ]
+        if not before:
+            found[request.id] = ((own, request.prompt),)
+            continue
+        last = max(before, key=lambda r: r.end or 0.0)
+        went_on.add(last.id)
+        kept, left = [], request.given
+        for name, tokens in found[last.id]:
+            if left > 0:
+                kept.append((name, min(tokens, left)))
+                left -= tokens
+        found[request.id] = (*kept, (own, request.prompt - request.given))
+    return found
+
+
 def _workload(seen: Observations, particle: Particle, config: EngineConfig) -> Workload:
     nodes = particle.past()
     requests = sorted((r for node in nodes for r in node.done), key=lambda r: (r.arrival, r.id))
+    contents = _talks(requests)
     made = tuple(
         Request(
             id=r.id,
             prompt_tokens=min(r.prompt, config.max_model_len - 1),
             output_tokens=r.limit,
             arrival_s=r.arrival,
-            prompt=((f"head{r.group}", r.shared), (f"own{r.id}", r.prompt - r.shared)) if r.group >= 0 else None,
+            prompt=contents.get(r.id) if contents else _headed(r),
         )
         for r in requests
     )

@@ -335,6 +335,7 @@ class ParticleFilter:
                 if request.id in redraws:
                     engine.relimit(request, redraws[request.id])
         engine.cost = draft.cost.scaled(math.exp(draft.speed))
+        engine.given = window.given
         if draft.stall_end is not None:
             if particle.stalled:
                 engine.prolong(draft.stall_end)

@@ -32,6 +32,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 _NORMAL = NormalDist()
 _CANDIDATES = 24
+_NEARBY, _SHRINK = 1.5, 3.0  # windows over which growing prompts are averaged, and requests that all others count as
 _SUM_TOLERANCE = 0.12  # of a candidate's sum, before it is scaled to the observed one
 USUAL_VARIATION = 0.42
 """Variance of output lengths over the square of their mean, as chats usually show."""
@@ -248,7 +249,10 @@ def length_model(seen: Observations, longest: int, rules: SketchRules, share: fl
     outputs, mean_output, output_sd, doubt = _output_belief(seen, limits, share)
     sharing = _sharing(seen, rules, share, mean_output)
     mean, sd = _prompt_belief(seen, share, sharing, rules.credits_hits)
-    means, sds = _by_text(seen, np.full(len(arrivals), mean), np.full(len(arrivals), sd))
+    prompts, spreads = np.full(len(arrivals), mean), np.full(len(arrivals), sd)
+    if seen.talks:
+        prompts, spreads = _as_talks_grow(seen, share, mean, sd)
+    means, sds = _by_text(seen, prompts, spreads)
     return LengthModel(
         mean_log=means,
         sd_log=sds,
@@ -323,6 +327,22 @@ def _prompt_belief(seen: Observations, share: float, sharing: Sharing, credits_h
     return math.log(mean) - variance / 2, math.sqrt(variance)
 
 
+def _as_talks_grow(seen: Observations, share: float, mean: float, sd: float) -> tuple[Floats, Floats]:
+    """Beliefs by arrival: a talk's prompts grow with each turn, so that those of an hour later are of another length."""
+    admitted = np.diff(np.concatenate([[0.0], np.maximum.accumulate(_admitted(seen, share))]))
+    sums = np.array([w.prompt_tokens or 0.0 for w in seen.windows])
+    places = np.arange(len(sums))
+    near = np.exp(-0.5 * ((places[:, None] - places[None, :]) / _NEARBY) ** 2)
+    usual = math.exp(mean + sd**2 / 2)
+    local = (near @ sums + _SHRINK * usual) / (near @ admitted + _SHRINK)
+    scatter = float(np.mean((sums - admitted * local) ** 2 / np.maximum(admitted, 1.0) / local**2))
+    variance = math.log1p(min(max(scatter, 0.15), 8.0))
+    ends = np.array([w.end for w in seen.windows])
+    middles = np.array([(a.low + a.high) / 2 for a in seen.arrivals])
+    window = np.minimum(np.searchsorted(ends, middles), len(ends) - 1)
+    return np.log(np.maximum(local[window], 1.0)) - variance / 2, np.full(len(middles), math.sqrt(variance))
+
+
 def _output_belief(seen: Observations, limits: Floats, engine_share: float) -> tuple[Floats, float, float, float]:
     """Certain outputs; for the others the mean, the spread (log), and how far the mean may be off (log).
 
@@ -379,7 +399,7 @@ def _sharing(seen: Observations, rules: SketchRules, share: float, output: float
     """How many prompt tokens come from the cache, and how many different heads fit the KV usage."""
     rated = [w for w in seen.windows if w.hit_rate is not None]
     rate = rated[-1].hit_rate if rated else None
-    if rate is None or rate < 0.05 or rules.v0:
+    if rate is None or rate < 0.05 or rules.v0 or seen.talks:
         return Sharing()
     admitted = max(1.0, float(_admitted(seen, share)[-1]))
     counted = sum(w.prompt_tokens or 0.0 for w in seen.windows)

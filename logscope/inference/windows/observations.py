@@ -14,16 +14,21 @@ from typing import Any
 
 import polars as pl
 
+from logscope.evidence.pressure import interval_hits
 from logscope.inference.windows.log_clock import LogClock, Mark
 from parsers.families.http import endpoint
 
-__all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe"]
+__all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe", "with_talks"]
 
 Row = dict[str, Any]
 
 ENDPOINTS = ("completions", "responses", "generate", "messages", "invocations", "transcriptions")
 
 
+_TELLING, _FALLEN = (
+    0.1,
+    0.5,
+)  # the best hit rate that tells something, and the share of it at the end from which on it has fallen
 _SHORTEST = 4.0  # seconds of a window; shorter ones hold too few steps to tell anything
 
 
@@ -32,7 +37,8 @@ class Window:
     """The time between two statistics lines. Times in seconds, `kv_usage` 0..1, None where the line lacks a figure.
 
     `prompt_tokens` and `generated_tokens` are the line's throughputs times its interval; the gauges stand for the
-    last step that ended before `end`.
+    last step that ended before `end`. `given`: the share of the prompts' tokens that came from the prefix cache, where each talk
+    has its own there (`with_talks`); `prompt_tokens` then holds them.
     """
 
     start: float
@@ -44,6 +50,7 @@ class Window:
     kv_usage: float | None = None
     hit_rate: float | None = None
     line: int = 0
+    given: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,8 @@ class Arrival:
 class Observations:
     """One engine's load as its log shows it.
 
-    `level`: "requests", "statistics" (arrivals from access lines only) or "bare" (no line tells of a request); `log_end`: the last stamped record.
+    `level`: "requests", "statistics" (arrivals from access lines only) or "bare" (no line tells of a request); `log_end`: the last stamped record;
+    `talks`: prompts hold conversations so far, of which the prefix cache keeps what it has room for.
     """
 
     epoch: datetime
@@ -77,6 +85,7 @@ class Observations:
     level: str
     end: float
     log_end: float = 0.0
+    talks: bool = False
 
     def time(self, seconds: float) -> datetime:
         """A moment of the inference's clock as the log would print it."""
@@ -109,6 +118,20 @@ def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Obse
     windows = _fallen_silent(windows, log_end)
     end = max([windows[-1].end, *(a.high for a in arrivals)])
     return Observations(clock.epoch, tuple(windows), tuple(arrivals), level, end, max(end, log_end))
+
+
+def with_talks(seen: Observations, counts_hits: bool) -> Observations:
+    """Note what the prefix cache gave in each window where talks return to it: its rate falls, as a shared head's never does."""
+    rated = [w for w in seen.windows if w.hit_rate is not None and w.prompt_tokens is not None]
+    rates = [w.hit_rate or 0.0 for w in rated]
+    if not rates or max(rates) < _TELLING or rates[-1] > _FALLEN * max(rates):
+        return seen
+    hits = interval_hits([w.prompt_tokens or 0.0 for w in rated], rates, counts_hits)
+    found = {w.end: (asked, given / asked if asked else 0.0) for w, (asked, given) in zip(rated, hits, strict=True)}
+    windows = tuple(
+        replace(w, prompt_tokens=found[w.end][0], given=found[w.end][1]) if w.end in found else w for w in seen.windows
+    )
+    return replace(seen, windows=windows, talks=True)
 
 
 def _last_stamp(frames: Mapping[str, pl.DataFrame], clock: LogClock) -> float:
