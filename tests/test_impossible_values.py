@@ -44,3 +44,14 @@ def test_more_requests_than_can_be_inferred_are_not(tmp_path: Path) -> None:
     result = analyze(read_log(expand([str(path)]), year=2026)).engines[0]
     assert result.answer is None
     assert any("at once" in finding.title for finding in result.findings)
+
+
+@pytest.mark.parametrize("setting", ["max_num_seqs': 8", "max_num_batched_tokens': 2048", "block_size': 16"])
+def test_a_setting_that_no_server_has_is_not_replayed(setting: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    started = v1_start(more=", 'block_size': 16")
+    text = "\n".join([*started, *lines()[len(started) :], ""])
+    path.write_text(text.replace(setting, f"{setting.rpartition(' ')[0]} {'9' * 17}"))
+    result = analyze(read_log(expand([str(path)]), year=2026)).engines[0]
+    assert result.answer is None
+    assert any("no server" in finding.title for finding in result.findings)

@@ -17,11 +17,12 @@ from logscope.server.kv_groups import layout_of
 from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
 from parsers.families import FORMATS
-from reference_engine.model.config import SPEC_METHODS, EngineConfig
+from reference_engine.model import ConfigError
+from reference_engine.model.config import SPEC_METHODS, EngineConfig, check_config
 from reference_engine.model.kv_group import KvGroup, group_record, groups_from_records, several_groups
 from reference_engine.v1.profile import version_key
 
-__all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs"]
+__all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs", "impossible_setting"]
 
 _RUN_FAMILIES = ("startup", "kv_sizing", "kv_error", "request", "runtime", "http", "shutdown")
 _V1_PROCESS = re.compile(r"EngineCore|Worker_(?:TP|PP|DP|EP)|WorkerProc|VllmWorker(?:-\d| rank)")
@@ -350,8 +351,27 @@ def _groups(value: Mapping[str, Any]) -> tuple[KvGroup, ...] | None:
 
 
 def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) -> EngineConfig | None:
-    """The reference engine's configuration of a server, with `changes`; None where a size that it needs is not known."""
-    value = {**facts.config, **(changes or {})}
+    """The reference engine's configuration of a server, with `changes`; None where a size that it needs is not known, or is none that any has."""
+    config = _engine_config(facts, changes or {})
+    return config if changes or _impossible(config) is None else None
+
+
+def impossible_setting(facts: EngineFacts) -> str | None:
+    """What of a server's known configuration no server can have, as a sentence."""
+    return _impossible(_engine_config(facts, {}))
+
+
+def _impossible(config: EngineConfig | None) -> str | None:
+    try:
+        if config is not None:
+            check_config(config)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _engine_config(facts: EngineFacts, changes: Mapping[str, Any]) -> EngineConfig | None:
+    value = {**facts.config, **changes}
     if not value.get("num_blocks") or not value.get("block_size"):
         return None
     v0 = facts.engine == "V0"
@@ -378,6 +398,6 @@ def engine_config(facts: EngineFacts, changes: Mapping[str, Any] | None = None) 
         async_scheduling=asynchronous in (True, "enabled"),
         num_cpu_blocks=int(more.get("num_cpu_blocks") or 0),
         kv_groups=_groups(value),
-        **_drafts(facts, value, changes or {}),
+        **_drafts(facts, value, changes),
         preemption_mode=more.get("preemption_mode") if more.get("preemption_mode") in ("recompute", "swap") else None,
     )

@@ -64,6 +64,7 @@ LATEST_S = 4e9
 """Seconds: 127 years, and what nanoseconds in 64 bits can hold with room for the replay."""
 
 MOST_TOKENS = 1 << 40
+MOST_BLOCKS, MOST_BLOCK_SIZE = 1 << 24, 1 << 20
 MOST_SPEC_TOKENS = 1 << 10
 SPEC_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 _SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -82,9 +83,10 @@ def check_config(config: EngineConfig) -> None:
     for name in _SIZES:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}, it must be at least 1")
-    for name in (*_SIZES, "num_blocks", "num_cpu_blocks"):
-        if getattr(config, name) > MOST_TOKENS:
-            raise ConfigError(f"{name} is larger than any server has")
+    most = dict.fromkeys(_SIZES, MOST_TOKENS) | {"block_size": MOST_BLOCK_SIZE}
+    for name, limit in {**most, "num_blocks": MOST_BLOCKS, "num_cpu_blocks": MOST_BLOCKS}.items():
+        if getattr(config, name) > limit:
+            raise ConfigError(f"{name} is larger than any server has (at most {limit})")
     if config.policy not in ("fcfs", "priority"):
         raise ConfigError(f"policy is {config.policy!r}, it must be fcfs or priority")
     if config.watermark is not None and not 0 <= config.watermark < 1:

@@ -9,7 +9,7 @@ import pytest
 from reference_engine.cost.hardware import Parallel
 from reference_engine.cost.step_time import LinearStepTime, RooflineStepTime
 from reference_engine.model import ConfigError
-from reference_engine.model.config import EngineConfig
+from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.traces.config_file import nominal_setup, setup_from_document
 
 CLOCK = {"base_s": 0.02, "per_prefill_token_s": 1e-4, "per_decode_s": 2e-4, "per_kv_token_s": 1e-8}
@@ -97,3 +97,11 @@ def test_the_stand_in_holds_a_long_context() -> None:
 def test_what_is_refused(document: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         setup_from_document(document)
+
+
+@pytest.mark.parametrize("engine", ["vllm-v0", "vllm-v1"])
+@pytest.mark.parametrize("name", ["num_blocks", "num_cpu_blocks", "block_size", "max_num_seqs", "max_model_len"])
+def test_a_size_that_would_take_the_memory_of_the_machine_is_refused(engine: str, name: str) -> None:
+    sizes = {"num_blocks": 300, "block_size": 16, name: 10**13}
+    with pytest.raises(ConfigError, match=f"{name} is larger than any server has"):
+        check_config(EngineConfig(engine=engine, **sizes))

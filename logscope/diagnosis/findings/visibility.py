@@ -7,7 +7,7 @@ import polars as pl
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of
 from logscope.evidence.pressure import MOST_AT_ONCE
-from logscope.server.engines import EngineFacts, engine_config
+from logscope.server.engines import EngineFacts, engine_config, impossible_setting
 from logscope.wording import plural
 from reference_engine.v1.profile import version_key
 
@@ -61,6 +61,8 @@ def not_replayed(context: Context, *, asked: bool) -> list[Finding]:
         return []
     if not asked:
         why = "the replay was skipped (--no-replay); run without it for latencies, preemption counts and advice"
+    elif (setting := impossible_setting(facts)) is not None:
+        why = f"the log names a setting that no server can have: {setting}"
     elif engine_config(facts) is None:
         size = "" if facts.config.get("block_size") else " --set block_size=16"
         why = (
