@@ -94,8 +94,11 @@ def _of_argument(arg: str, notes: list[str]) -> Iterator[Found]:
     if "\0" in arg:
         yield Found(arg, None, "no valid file name")
         return
+    if not arg.strip():
+        yield Found(arg, None, "an empty name; name a file")
+        return
     path = _home_expanded(arg)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - `Path.is_dir` fails on a name that is too long
         yield from _of_folder(arg, path, notes)
     elif os.path.lexists(path) or not glob.has_magic(arg):
         yield Found(arg, path)

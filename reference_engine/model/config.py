@@ -81,8 +81,9 @@ def check_config(config: EngineConfig) -> None:
         note = " (one of them is V1's null block)" if least == 2 else ""
         raise ConfigError(f"num_blocks is {config.num_blocks}, it must be at least {least}{note}")
     for name in _SIZES:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}, it must be at least 1")
+        least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one of the output
+        if getattr(config, name) < least:
+            raise ConfigError(f"{name} is {getattr(config, name)}, it must be at least {least}")
     most = dict.fromkeys(_SIZES, MOST_TOKENS) | {"block_size": MOST_BLOCK_SIZE}
     for name, limit in {**most, "num_blocks": MOST_BLOCKS, "num_cpu_blocks": MOST_BLOCKS}.items():
         if getattr(config, name) > limit:

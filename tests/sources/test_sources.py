@@ -401,3 +401,10 @@ def test_a_set_that_was_rotated_within_a_line_counts_it(tmp_path: Path) -> None:
     coverage = Coverage()
     list(read_events(expand([str(tmp_path)]), coverage))
     assert coverage.truncated == 0
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "[" * 5000, "", " ", f"/{'x' * 300}/*"])
+def test_a_name_that_no_file_can_have_is_a_problem_of_that_source(name: str) -> None:
+    (source,) = expand([name])
+    list(source.lines())
+    assert source.problem
