@@ -170,3 +170,36 @@ def test_a_closed_standard_input(named: str, said: str) -> None:
     assert result.returncode == 3
     assert result.stderr.startswith(f"logscope: {said}")
     assert result.stderr.count("\n") == 1
+
+
+def _endless(path: Path, start: bytes, piece: bytes) -> Path:
+    """300 MiB that take little room."""
+    with gzip.open(path, "wb", 1) as file:
+        file.write(start)
+        for _ in range(300):
+            file.write(piece * ((1 << 20) // len(piece)))
+    return path
+
+
+def test_a_device_is_not_followed() -> None:
+    assert "a device" in nothing("watch", "/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "said"),
+    [(b"", b" ", "a line of more than 256 MiB"), (b"[\n", b" " * 1023 + b"\n", "a JSON document of more than 256 MiB")],
+)
+def test_a_workload_that_never_ends(tmp_path: Path, start: bytes, piece: bytes, said: str) -> None:
+    assert said in nothing("replay", _endless(tmp_path / "workload.gz", start, piece))
+
+
+@pytest.mark.parametrize(("name", "said"), [("", "an empty name"), ("huge", "damaged")])
+def test_a_state_folder_that_is_none(tmp_path: Path, name: str, said: str) -> None:
+    state = tmp_path / "huge" / "analyze" / "state.json"
+    state.parent.mkdir(parents=True)
+    with state.open("wb") as file:
+        file.truncate(3 << 30)
+    path = log(tmp_path, stats_v1(1, 1, 0, 1.0))
+    done = run("analyze", path, "--no-replay", "--state", tmp_path / name if name else "")
+    assert done.returncode == 2
+    assert said in done.stderr.decode()

@@ -210,7 +210,7 @@ def open_source(name: str, wait: Wait) -> Iterator[Chunks]:
 
 
 def _pipe_at(path: Path) -> int | None:
-    """A descriptor where a pipe (or a device) is, None where a file is that can be followed.
+    """A descriptor where a pipe (or a terminal) is, None where a file is that can be followed.
 
     Raises NothingToWorkOn for what cannot, OSError for what cannot be opened.
     """
@@ -218,7 +218,11 @@ def _pipe_at(path: Path) -> int | None:
     if stat.S_ISDIR(kind):
         raise NothingToWorkOn(f"{path}: a folder; name the file to follow")
     if not stat.S_ISREG(kind):
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if stat.S_ISFIFO(kind) or os.isatty(descriptor) or path.resolve() == Path(os.devnull):
+            return descriptor
+        os.close(descriptor)
+        raise NothingToWorkOn(f"{path}: a device, no file of text")
     with path.open("rb") as file:
         if compression_of(file.read(16)):
             raise NothingToWorkOn(f"{path}: compressed, so it does not grow; logscope analyze reads it")

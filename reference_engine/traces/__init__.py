@@ -21,6 +21,7 @@ from reference_engine.traces.public_traces import (
     read_result,
 )
 from reference_engine.traces.workload_file import (
+    MOST_AT_ONCE,
     Row,
     Workload,
     json_rows,
@@ -92,7 +93,11 @@ def _reader_of_object(source: str, number: int, record: Any) -> Callable[[str, T
 
 def _read_document(source: str, text: TextIO) -> Workload:
     """A file that is one JSON document: a benchmark result, or a list of dataset rows."""
-    content = text.read()
+    content = text.read(MOST_AT_ONCE + 1)
+    if len(content) > MOST_AT_ONCE:
+        raise WorkloadError(
+            f"{source}: a JSON document of more than {MOST_AT_ONCE >> 20} MiB; give its requests as JSON Lines"
+        )
     document = parse_json(source, 1, content)
     if is_result(document):
         return read_result(source, document)

@@ -7,6 +7,7 @@ two prompts share exactly as long as their ids agree.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -25,6 +26,7 @@ from reference_engine.traces.config_file import Setup, finite_number, short_repr
 
 __all__ = [
     "HASH_TOKENS",
+    "MOST_AT_ONCE",
     "Row",
     "Workload",
     "finish_workload",
@@ -115,6 +117,26 @@ def finish_workload(source: str, name: str, requests: Iterable[Request], notes: 
 
 
 _GZIP = b"\x1f\x8b"
+MOST_AT_ONCE = 1 << 28
+"""Bytes of a line, and characters of a document: no workload has longer ones, and a decompression bomb takes no more memory."""
+
+
+class _Bounded(io.BufferedIOBase):
+    """A stream without endless lines. Raises OSError at the first."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._unended = stream, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1, /) -> bytes:
+        found: bytes = self._stream.read1(size)
+        end = found.rfind(b"\n")
+        self._unended = len(found) - end - 1 if end >= 0 else self._unended + len(found)
+        if self._unended > MOST_AT_ONCE:
+            raise OSError(errno.EFBIG, f"a line of more than {MOST_AT_ONCE >> 20} MiB; this is no workload file")
+        return found
 
 
 @contextmanager
@@ -133,7 +155,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
                 raise WorkloadError(f"{name}: gives nothing to read")
             packed = begin == _GZIP
             raw.seek(0)
-            stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            stream: Any = _Bounded(gzip.GzipFile(fileobj=raw) if packed else raw)
             with io.TextIOWrapper(stream, encoding="utf-8-sig", newline=None) as text:
                 yield text
     except FileNotFoundError:

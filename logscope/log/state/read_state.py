@@ -24,6 +24,7 @@ from parsers.sources.resuming import HEAD, ResumePoint, head_hash
 __all__ = ["Entry", "Known", "ReadState", "StateError", "check_resumable", "locked", "sources_with_entries"]
 VERSION = 3
 NAME = "state.json"
+_LARGEST = 1 << 28  # bytes; what is remembered of a file takes a few hundred
 
 
 class StateError(LogscopeError):
@@ -76,7 +77,7 @@ class ReadState:
             StateError: another version's, read with other options, or damaged in any of its files.
         """
         try:
-            text = _regular(folder / NAME).read_bytes()
+            text = _regular(folder / NAME, _LARGEST).read_bytes()
         except FileNotFoundError:
             return cls(options=dict(options))
         except OSError as error:
@@ -142,9 +143,12 @@ def _digest_or_none(path: Path) -> str | None:
         return None
 
 
-def _regular(path: Path) -> Path:
-    if not stat.S_ISREG(path.stat().st_mode):
+def _regular(path: Path, most: int | None = None) -> Path:
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode):
         raise OSError(0, "no regular file", str(path))
+    if most is not None and facts.st_size > most:
+        raise OSError(0, "larger than any that was written", str(path))
     return path
 
 
