@@ -18,7 +18,7 @@ from logscope.diagnosis.findings.replayed import replay_findings
 from logscope.diagnosis.findings.visibility import not_replayed
 from logscope.diagnosis.long_logs import replay_worst
 from logscope.diagnosis.spikes import Spike, find_spikes
-from logscope.diagnosis.verdict import PROVEN, RANK, certainty, settled, verdict_of
+from logscope.diagnosis.verdict import PROVEN, RANK, certainty, seen_to_wait, settled, verdict_of
 from logscope.errors import LogscopeError, fault_of
 from logscope.evidence.finding import Finding, by_severity
 from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions, stats_windows
@@ -159,6 +159,10 @@ def engine_result(
         count = answer.preemptions
         preemptions = combine(logged, count.bounds, count.timeline, round(count.recomputed_tokens))
     slow = answer.ledger.get("slow_s") if answer is not None and answer.fair else None
+    each = answer.slow_each if answer is not None else ()
+    if slow is not None and answer is not None and answer.level == "bare":
+        slow = seen_to_wait(slow, context.windows)
+        each = tuple(seen_to_wait(one, context.windows) for one in each)
     verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"), evicted)
     pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
     fair = answer is not None and answer.fair
@@ -173,7 +177,7 @@ def engine_result(
     findings = settled(verdict, findings)
     sure = None
     if answer is not None and fair and verdict not in PROVEN:
-        sure = certainty(verdict, answer.slow_each, evicted)
+        sure = certainty(verdict, each, evicted)
     return EngineResult(
         log,
         context,

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from logscope.diagnosis.verdict import certainty, verdict_of_ledger
+from logscope.diagnosis.verdict import certainty, seen_to_wait, verdict_of_ledger
 from logscope.evidence.pressure import evicted_share
 from logscope.sanitize import without_client_text
 from tests.logs import document, ids, stats_v0, stats_v1, v0_warning, v1_start
@@ -370,6 +370,17 @@ def test_prefill_for_lack_of_room_is_no_fault_of_the_prompts() -> None:
     assert verdict_of_ledger(slow) == "prefill-interference"
     assert verdict_of_ledger(slow, evicted=0.4) == "kv-capacity"
     assert verdict_of_ledger({"interference": 6.0, "decode": 5.0}, evicted=0.4) == "prefill-interference"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "kv", "verdict"), [(0.0, 88.0, "healthy"), (3.0, 88.0, "seat-limit"), (0.0, 95.0, "healthy")]
+)
+def test_a_queue_that_no_line_shows_is_no_verdict_where_arrivals_are_made_up(
+    waiting: float, kv: float, verdict: str
+) -> None:
+    windows = pl.DataFrame({"waiting": [0.0, waiting], "swapped": [None, None], "kv_pct": [40.0, kv]})
+    slow = {"queued_for_seat": 5.6, "interference": 0.1, "prefill": 0.0, "decode": 8.9}
+    assert verdict_of_ledger(seen_to_wait(slow, windows)) == verdict
 
 
 def test_without_a_workload_nothing_is_sure() -> None:

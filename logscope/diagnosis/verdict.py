@@ -9,10 +9,20 @@ from dataclasses import replace
 import polars as pl
 
 from logscope.evidence.finding import Finding
-from logscope.evidence.pressure import bound_of
+from logscope.evidence.pressure import NEARLY_FULL_PCT, bound_of
 from logscope.wording import LOST_TO
 
-__all__ = ["PROVEN", "RANK", "certainty", "lost_to", "settled", "verdict_of", "verdict_of_ledger", "verdict_of_windows"]
+__all__ = [
+    "PROVEN",
+    "RANK",
+    "certainty",
+    "lost_to",
+    "seen_to_wait",
+    "settled",
+    "verdict_of",
+    "verdict_of_ledger",
+    "verdict_of_windows",
+]
 
 PROVEN = ("startup-kv-too-small", "startup-failed", "runtime-oom", "engine-crash", "engine-stall")
 """Verdicts that the log itself proves, in the order in which they decide."""
@@ -120,6 +130,18 @@ def lost_to(slow_s: Mapping[str, float | None], evicted: float = 0.0) -> dict[st
     seconds["prefill-interference"] -= moved
     seconds["kv-capacity"] += moved
     return seconds
+
+
+def seen_to_wait(slow_s: Mapping[str, float], windows: pl.DataFrame | None) -> dict[str, float]:
+    """The ledger without queues that only a replay has: no statistics line shows anybody waiting, nor a cache that is nearly full.
+
+    For logs in which no line tells of a request: when they came is made up there, and so is who waited between two lines.
+    """
+    if windows is None or windows.height < 2 or windows["waiting"].max() or windows["swapped"].fill_null(0).max():
+        return dict(slow_s)
+    full = (windows["kv_pct"].fill_null(0).max() or 0) >= NEARLY_FULL_PCT  # type: ignore[operator]
+    unseen = ("queued_for_seat", "queued_for_budget") + (() if full else ("queued_for_kv",))
+    return {label: 0.0 if label in unseen else seconds for label, seconds in slow_s.items()}
 
 
 def verdict_of_ledger(slow_s: Mapping[str, float | None], evicted: float = 0.0) -> str | None:

@@ -25,7 +25,7 @@ from reference_engine.model.step import StepLog
 from reference_engine.replay.fast_v0 import V0FastReplay
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
-from reference_engine.replay.results import make_replay, summarise, weighted_percentile
+from reference_engine.replay.results import make_replay, summarise, weighted_percentiles
 
 __all__ = [
     "LABELS",
@@ -267,7 +267,7 @@ def summarise_replays(replayed: Sequence[Replayed], pooled: bool = False) -> dic
 
     Latencies are None where nothing finished; `pooled` as in `percentiles_of_many`.
     """
-    found = [summarise(one.records, one.gaps) for one in replayed]
+    found = [summarise(one.records, {}) for one in replayed]  # gaps are taken over all of them
     return {
         "preemptions": round(_mean([s.preemptions for s in found]) or 0.0),
         "recomputed_tokens": round(_mean([s.recomputed_tokens for s in found]) or 0.0),
@@ -300,12 +300,8 @@ def percentiles_of_many(
 
 def gap_percentiles(replayed: Sequence[Replayed], points: Sequence[float] = (50, 99)) -> dict[str, float | None]:
     """ITL percentiles over all gaps of all replays, in seconds."""
-    gaps: dict[int, int] = {}
-    for one in replayed:
-        for gap, count in one.gaps.items():
-            gaps[gap] = gaps.get(gap, 0) + count
-    found = {f"p{p:g}": weighted_percentile(gaps, p) for p in points}
-    return {name: None if gap is None else gap / 1e9 for name, gap in found.items()}
+    found = weighted_percentiles([one.gaps for one in replayed], points)
+    return {f"p{p:g}": None if gap is None else gap / 1e9 for p, gap in zip(points, found, strict=True)}
 
 
 def seconds_to(replayed: Replayed, what: str) -> list[float]:

@@ -34,7 +34,7 @@ __all__ = [
     "requests_frame",
     "steps_frame",
     "summarise",
-    "weighted_percentile",
+    "weighted_percentiles",
 ]
 
 
@@ -59,17 +59,24 @@ class Summary:
     ledger_s: dict[str, float]
 
 
-def weighted_percentile(weights: Mapping[int, int], percent: float) -> float | None:
-    """The percentile of values that occur `weights[value]` times, with linear interpolation; None for no values."""
-    if not weights:
-        return None
-    values = sorted(weights)
-    ends = np.cumsum([weights[value] for value in values])
-    position = (int(ends[-1]) - 1) * percent / 100.0
-    below = int(position)
-    low = values[int(np.searchsorted(ends, below, side="right"))]
-    high = values[int(np.searchsorted(ends, min(below + 1, int(ends[-1]) - 1), side="right"))]
-    return low + (high - low) * (position - below)
+def weighted_percentiles(weights: Sequence[Mapping[int, int]], percents: Sequence[float]) -> list[float | None]:
+    """Percentiles of values that occur `weights[i][value]` times in all, with linear interpolation; None for no values."""
+    found = [w for w in weights if w]
+    if not found:
+        return [None for _ in percents]
+    values = np.concatenate([np.fromiter(w.keys(), np.int64, len(w)) for w in found])
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    ends = np.cumsum(np.concatenate([np.fromiter(w.values(), np.int64, len(w)) for w in found])[order])
+    last = int(ends[-1]) - 1
+    points: list[float | None] = []
+    for percent in percents:
+        position = last * percent / 100.0
+        below = int(position)
+        low = int(values[int(np.searchsorted(ends, below, side="right"))])
+        high = int(values[int(np.searchsorted(ends, min(below + 1, last), side="right"))])
+        points.append(low + (high - low) * (position - below))
+    return points
 
 
 def _percentiles(values: Sequence[int], percents: tuple[int, ...]) -> dict[str, float | None]:
@@ -88,7 +95,7 @@ def summarise(records: Sequence[RequestRecord], gaps: Mapping[int, int]) -> Summ
     if done:
         first = min(r.arrival for r in records)
         duration = (max(r.end for r in done if r.end is not None) - first) / 1e9
-    itl = {f"p{p}": weighted_percentile(gaps, p) for p in (50, 99)}
+    itl = dict(zip(("p50", "p99"), weighted_percentiles([gaps], (50, 99)), strict=True))
     totals = [sum(parts) / 1e9 for parts in zip(*(r.ledger for r in records), strict=True)]
     return Summary(
         requests=len(records),

@@ -17,7 +17,7 @@ from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import LABELS, Request
 from reference_engine.replay.clock import kv_usage
 from reference_engine.replay.plain import drive, make_scheduler
-from reference_engine.replay.results import REQUEST_SCHEMA, STEP_SCHEMA, make_replay, replay, weighted_percentile
+from reference_engine.replay.results import REQUEST_SCHEMA, STEP_SCHEMA, make_replay, replay, weighted_percentiles
 from reference_engine.v1.profile import PROFILES, profile_of
 from reference_engine.v1.scheduler import V1Scheduler
 from tests.engine.workloads import LINEAR, Roofline, cases
@@ -181,7 +181,7 @@ def test_frames_have_their_schemas() -> None:
 @given(weights=st.dictionaries(st.integers(0, 1000), st.integers(1, 9), min_size=1, max_size=30), q=st.floats(0, 100))
 def test_percentiles_of_gaps_are_those_of_the_written_out_list(weights: dict[int, int], q: float) -> None:
     values = [value for value, count in weights.items() for _ in range(count)]
-    assert weighted_percentile(weights, q) == pytest.approx(float(np.percentile(values, q)))
+    assert weighted_percentiles([weights], (q,)) == [pytest.approx(float(np.percentile(values, q)))]
 
 
 def test_the_summary_counts_from_first_arrival_to_last_finish() -> None:

@@ -19,6 +19,7 @@ from reference_engine.sketch.request import SketchRules
 __all__ = ["Balance", "balance_of", "with_candidates"]
 
 _USUAL = 200.0  # output tokens where the cache is too large to show what a request holds
+_SHARED, _ENOUGH = 0.2, 4  # hit rate from which heads are shared, and lines that tell what each request holds besides
 _TELLING = 0.02  # least KV usage that tells what requests hold
 
 
@@ -63,6 +64,9 @@ def balance_of(seen: Observations, rules: SketchRules) -> Balance | None:
         held = rules.mean_tokens(sum((w.kv_usage or 0.0) * rules.blocks for w in told) / running)
         hits = [w.hit_rate for w in told if w.hit_rate]
         whole = ratio if rules.credits_hits or not hits else ratio / max(1.0 - hits[-1], 0.1)
+        each = _besides_heads(told, rules) if hits and hits[-1] > _SHARED and not rules.credits_hits else None
+        if each is not None:
+            held, whole = each, ratio
         output = max(held / (whole + (1.0 + USUAL_VARIATION) / 2), 1.0)
         doubt = 0.12 + 0.3 / math.sqrt(running)
     else:
@@ -71,6 +75,21 @@ def balance_of(seen: Observations, rules: SketchRules) -> Balance | None:
     output = min(output, generated)
     came, inherited = _came(windows, output, ratio * output)
     return Balance(output, ratio * output, came, inherited, doubt)
+
+
+def _besides_heads(told: Sequence[Window], rules: SketchRules) -> float | None:
+    """Tokens that each running request holds for itself where prompts share heads: these are held once, however many run.
+
+    By how the cache fills with Running; None where the lines are too few or too alike to tell.
+    """
+    running = np.array([float(w.running) for w in told])
+    if len(told) < _ENOUGH or running.max() < 2 * running.min() + 2:
+        return None
+    used = np.array([(w.kv_usage or 0.0) * rules.blocks for w in told])
+    slope, start = np.polyfit(running, used, 1, w=1.0 / np.sqrt(running))
+    if start <= 0 or slope <= 0:
+        return None
+    return max(rules.mean_tokens(float(slope)), 1.0)
 
 
 def _came(windows: Sequence[Window], output: float, prompt: float) -> tuple[tuple[float, ...], int]:

@@ -40,8 +40,11 @@ __all__ = ["infer"]
 Content = tuple[tuple[str, int], ...]
 
 _ALONE = Effort()
-_SCREENED = 2  # changes are tried on every second of the sampled workloads before they are on all
-_SECONDS = 1.0  # of one core, about, for all passes
+_SCREENED = 3  # changes are tried on every third of the sampled workloads before they are on all
+# Seconds of one core, about, for all passes, and the spread of their counts (relative) under which more passes would say the same: known
+# outputs leave less to find out than latent ones.
+_SECONDS = {False: 0.65, True: 1.0}
+_ALIKE = {False: 0.11, True: 0.08}
 _POOLED = (
     "statistics",
     "bare",
@@ -119,7 +122,7 @@ def infer(
     others = _Pass(seen, rules, lengths, cost, share, effort.seed)
     passes = list(enumerate(plans))[1:]
     for batch in (passes[:_AT_LEAST], passes[_AT_LEAST:]):
-        if particles and _agree(particles, len(fits)):
+        if particles and _agree(particles, len(fits), _ALIKE[lengths.latent_outputs]):
             break  # more passes would say the same
         whole += len(batch) * _lives(plans[1]) if particles else 0
         for sent, fit in effort.map(others, batch):
@@ -255,14 +258,14 @@ def _likeliest(tried: Sequence[tuple[list[Particle], list[WindowFit]]], bare: bo
     return [p for (particles, _fits), count in zip(tried, counts, strict=True) for p in particles[:count]]
 
 
-def _agree(particles: Sequence[Particle], passes: int) -> bool:
+def _agree(particles: Sequence[Particle], passes: int, alike: float) -> bool:
     """Whether passes that know nothing of each other count nearly the same."""
     each = len(particles) // passes
     counts = [
         float(np.mean([p.engine.preemptions for p in particles[i * each : (i + 1) * each]])) for i in range(passes)
     ]
     mean = float(np.mean(counts))
-    return float(np.std(counts, ddof=1)) <= max(0.08 * mean, 1.0)
+    return float(np.std(counts, ddof=1)) <= max(alike * mean, 1.0)
 
 
 def _plans(seen: Observations, latent: bool) -> list[Plan]:
@@ -273,7 +276,7 @@ def _plans(seen: Observations, latent: bool) -> list[Plan]:
     present = sum(w.running + w.waiting for w in seen.windows) / len(seen.windows)
     # measured on one core: seconds of one engine's life through the whole log
     life = 2e-5 * len(seen.arrivals) + len(seen.windows) * (1.2e-4 + 1.2e-6 * present)
-    lives = _SECONDS / life / 2.5  # a proposal is lived through so often on average
+    lives = _SECONDS[latent] / life / 2.5  # a proposal is lived through so often on average
     proposals, islands = (2, 5) if lives >= 60 else (1, 5) if lives >= 24 else (1, 3)
     each = int(min(max(lives / proposals / (_AT_LEAST + 1), 4), 32))
     return [
