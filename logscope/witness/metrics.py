@@ -9,6 +9,7 @@ import base64
 import http.client
 import itertools
 import math
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -125,6 +126,9 @@ def _reason(error: Exception) -> str:
     return without_secrets(visible(str(getattr(reason, "strerror", None) or reason)))[:200]
 
 
+_LENGTH = re.compile(r"[0-9]{1,18}")
+
+
 def _asked(address: str, shown: str) -> str:
     parts = urlsplit(address)
     if parts.path in ("", "/") and not parts.query:
@@ -146,12 +150,14 @@ def _asked(address: str, shown: str) -> str:
         opener.add_handler(handler)
     request = urllib.request.Request(address, headers=headers)  # noqa: S310 (http or https, see text_of)
     with opener.open(request, timeout=PATIENCE_S) as answer:
-        data, announced = b"", answer.headers.get("Content-Length", "")
+        data, announced = b"", {length.strip() for length in answer.headers.get_all("Content-Length", [])}
+        if len(announced) > 1 or not all(_LENGTH.fullmatch(length) for length in announced):
+            raise WitnessError(f"{shown}: the server's answer is not HTTP, or is broken off")
         while block := answer.read1(1 << 16):
             data += block
             if len(data) > MAX_FETCHED:
                 raise WitnessError(f"{shown}: more than {MAX_FETCHED >> 20} MiB, which is no scrape")
-    if announced.isdecimal() and len(announced) < 20 and len(data) < int(announced):
+    if any(len(data) < int(length) for length in announced):
         raise WitnessError(f"{shown}: the answer is cut off before its end")
     return data.decode("utf-8", "replace")
 
