@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from logscope.analysis import analyze
 from logscope.log.frames import read_log
 from parsers.sources.source import expand
 from tests.logs import document, stats_v1, v1_start
+from tests.running import run
 
 GAUGES = ("Running: 4", "Waiting: 1", "usage: 90.0", "Avg generation throughput: 100.0")
 
@@ -31,6 +33,14 @@ def test_a_statistics_line_of_impossible_values_is_not_believed_and_counted(
     # a line without a number for Running is no statistics line at all
     assert found["input"]["unbelieved"] + found["input"]["other_records"] == 1 + honest["input"]["other_records"]
     assert found["verdict"] == honest["verdict"]
+
+
+def test_watch_does_not_believe_it_either() -> None:
+    log = lines("usage: 90.0", "usage: 99999.0")
+    done = run("watch", "-", "--json", "-", stdin="\n".join([*log, ""]).encode())
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert said
+    assert all(row["kv_usage"] is None or row["kv_usage"] <= 1.01 for row in said)
 
 
 def test_a_stamp_that_is_no_date_is_counted(tmp_path: Path) -> None:

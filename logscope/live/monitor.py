@@ -14,6 +14,7 @@ from logscope.sanitize import clean, redacted
 from logscope.server.settings import gather
 from logscope.server.unsupported import uncounted_feature
 from logscope.wording import bounds, duration, number, percent, plural
+from parsers.families.stats import is_believed
 from parsers.reading.events import Event
 
 __all__ = ["Monitor", "Notice", "Watched"]
@@ -124,7 +125,7 @@ class Monitor:
             self._learn(event)
         elif event.variant in _TELLING:
             self._learn_kind(event)
-        elif family == "stats" and event.fields.get("running") is not None:
+        elif family == "stats" and event.fields.get("running") is not None and is_believed(event.fields):
             notices += self._stats(event)
         elif family == "preemption" and event.variant == "v0_preempt_warning":
             notices += self._warning(event)

@@ -26,6 +26,7 @@ from logscope.log.kept_rows import AnalysisRows
 from logscope.log.span import Reading, Span, Wanted
 from logscope.log.stored_rows import FrameFiles, StoredRows
 from parsers.envelopes.form import zone_of
+from parsers.families.stats import MOST_SAID
 from parsers.reading.by_line import Keep
 from parsers.reading.events import Coverage, Event
 from parsers.reading.frames import FrameBuilder, Lean
@@ -144,14 +145,7 @@ def _take(found: LogFrames, builder: FrameBuilder, event: Event) -> None:
         found.texts[event.source, event.line] = event.text
 
 
-# What a statistics line can say at the most: requests, preemptions, tokens per second, percent of the KV cache.
-_MOST_REQUESTS, _MOST_RATE, _MOST_PCT = 10_000_000, 1e9, 101.0
-_MOST_SAID = {
-    **dict.fromkeys(("running", "waiting", "swapped", "deferred", "preemptions"), _MOST_REQUESTS),
-    **dict.fromkeys(("prompt_throughput", "generation_throughput"), _MOST_RATE),
-    **dict.fromkeys(("gpu_kv_cache_usage_pct", "cpu_kv_cache_usage_pct"), _MOST_PCT),
-}
-_TOO_LARGE = f'"({"|".join(_MOST_SAID)})":'
+_TOO_LARGE = f'"({"|".join(MOST_SAID)})":'
 
 
 def believed_log(data: LogFrames) -> LogFrames:
@@ -159,7 +153,7 @@ def believed_log(data: LogFrames) -> LogFrames:
     stats = data.frames.get("stats")
     if stats is None:
         return data
-    said = [pl.col(n).is_between(0, most).fill_null(value=True) for n, most in _MOST_SAID.items() if n in stats.columns]
+    said = [pl.col(n).is_between(0, most).fill_null(value=True) for n, most in MOST_SAID.items() if n in stats.columns]
     # what did not fit into its column stands there
     said.append(~pl.col("extra").str.contains(_TOO_LARGE).fill_null(value=False))
     kept = stats.filter(pl.all_horizontal(said))

@@ -15,7 +15,7 @@ import regex
 from parsers.families.formats import Fields, Format, Kind, assign, slug, split_pairs
 from parsers.families.stats_companions import COMPANIONS, LONGEST
 
-__all__ = ["FORMATS", "SCHEMA"]
+__all__ = ["FORMATS", "MOST_SAID", "SCHEMA", "is_believed"]
 
 SCHEMA: dict[str, Kind] = {
     "engine": Kind.WHOLE,
@@ -50,6 +50,21 @@ SCHEMA: dict[str, Kind] = {
     "tflops": Kind.NUMBER,
     "gbps": Kind.NUMBER,
 }
+
+# Requests, preemptions, tokens per second, percent of the KV cache.
+MOST_SAID: dict[str, float] = {
+    **dict.fromkeys(("running", "waiting", "swapped", "deferred", "preemptions"), 10_000_000),
+    **dict.fromkeys(("prompt_throughput", "generation_throughput"), 1e9),
+    **dict.fromkeys(("gpu_kv_cache_usage_pct", "cpu_kv_cache_usage_pct"), 101.0),
+}
+"""What a statistics line can say at the most; nobody can have measured more, or less than nothing."""
+
+
+def is_believed(fields: Fields) -> bool:
+    """Whether all that a statistics line says can have been measured."""
+    said = ((fields.get(name), most) for name, most in MOST_SAID.items())
+    return all(value is None or (isinstance(value, (int, float)) and 0 <= value <= most) for value, most in said)
+
 
 _NAMES = {
     "Avg prompt throughput": "prompt_throughput",
