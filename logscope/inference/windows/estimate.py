@@ -54,8 +54,9 @@ _UNUSUAL = 14.0  # how much better the log must speak for a shape that is not th
 _FEWER = 45.0  # the same where nobody knows how many came: many short requests explain whatever few usual ones do
 _AT_LEAST = 3  # passes, before it is asked whether they agree
 _REPLAYS = 6  # samples that are replayed exactly, with their ledgers
-_MOST_ARRIVALS = 6_000
-_MOST_IN_ALL = 100 * _MOST_ARRIVALS
+_MOST_ARRIVALS = 3_000
+_DENSE = 2_000  # arrivals from which on a pass is kept short: so many average out by themselves
+_MOST_IN_ALL = 600_000
 _MOST_WINDOWS = 1_000
 # Bounds of at most half of the true count (seven tenths without request lines), also where the value is too high by the
 # error that it may have (15 %, 25 %).
@@ -279,9 +280,11 @@ def _plans(seen: Observations, latent: bool) -> list[Plan]:
     lives = _SECONDS[latent] / life / 2.5  # a proposal is lived through so often on average
     proposals, islands = (2, 5) if lives >= 60 else (1, 5) if lives >= 24 else (1, 3)
     each = int(min(max(lives / proposals / (_AT_LEAST + 1), 4), 32))
+    dense = len(seen.arrivals) > _DENSE
+    rounds, first = (2, 2) if dense else (3, min(each, 12) if latent else each)
     return [
-        Plan(particles=min(each, 12) if latent else each, proposals=1, cost_sd=0.1),
-        *(Plan(particles=each, proposals=proposals, cost_sd=0.05) for _ in range(islands)),
+        Plan(particles=first, proposals=1, rounds=rounds, cost_sd=0.1),
+        *(Plan(particles=each, proposals=proposals, rounds=rounds, cost_sd=0.05) for _ in range(islands)),
     ]
 
 
