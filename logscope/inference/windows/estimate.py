@@ -43,7 +43,7 @@ _ALONE = Effort()
 _SCREENED = 3  # changes are tried on every third of the sampled workloads before they are on all
 # Seconds of one core, about, for all passes, and the spread of their counts (relative) under which more passes would say the same: known
 # outputs leave less to find out than latent ones.
-_SECONDS = {False: 0.65, True: 1.0}
+_SECONDS, _OF_KNOWN = 1.0, 0.65
 _ALIKE = {False: 0.11, True: 0.08}
 _POOLED = (
     "statistics",
@@ -277,7 +277,7 @@ def _plans(seen: Observations, latent: bool) -> list[Plan]:
     present = sum(w.running + w.waiting for w in seen.windows) / len(seen.windows)
     # measured on one core: seconds of one engine's life through the whole log
     life = 2e-5 * len(seen.arrivals) + len(seen.windows) * (1.2e-4 + 1.2e-6 * present)
-    lives = _SECONDS[latent] / life / 2.5  # a proposal is lived through so often on average
+    lives = _SECONDS * (1.0 if latent else _OF_KNOWN) / life / 2.5  # a proposal is lived through so often on average
     proposals, islands = (2, 5) if lives >= 60 else (1, 5) if lives >= 24 else (1, 3)
     each = int(min(max(lives / proposals / (_AT_LEAST + 1), 4), 32))
     dense = len(seen.arrivals) > _DENSE
