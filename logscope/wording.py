@@ -67,7 +67,7 @@ BASES = {
     "replayed": "from the replay of the inferred load",
     "default": "the default of this version",
     "given": "given with --set",
-    "rule": "a rule of thumb; nothing was replayed",
+    "rule": "a rule of thumb, not replayed",
 }
 """What a number rests on."""
 

@@ -6,6 +6,7 @@ import gzip
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import polars as pl
 import pytest
 
 from logscope.output.report.page import write_html
-from tests.conftest import DATA, NO_BROWSER
+from tests.conftest import DATA, NO_BROWSER, SAMPLES
+from tests.running import invoke
 from tests.test_report_html import HOSTILE, everywhere
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
@@ -192,16 +194,96 @@ def test_it_works_from_the_keyboard(opening: Opening, report: Path) -> None:
     assert page.locator("details[open]:not(.config)").count() == 1
 
 
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an index and its servers' reports: one that is healthy, one under pressure, one that did not start."""
+    logs, out = tmp_path_factory.mktemp("logs"), tmp_path_factory.mktemp("fleet")
+    for name in ("v1-calm", "v1-under-pressure", "v1-start-failed"):
+        shutil.copy(SAMPLES / f"{name}.log", logs)
+    done = invoke("analyze", logs, "--no-replay", "--html", out)
+    assert done.exit_code == 0, done.output
+    return out
+
+
+PAGES = ("index.html", "index-server-0.html", "index-server-1.html", "index-server-2.html")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_is_clean_on_each_page_of_a_fleet(view: str, name: str, opening: Opening, fleet: Path) -> None:
+    opened = opening(fleet / name, bypass_csp=True, **VIEWS[view])
+    if opened.page.locator("#figures").count():
+        opened.drawn()
+    assert violations(opened.page) == []
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def violations(page: Any) -> list[Any]:
+    """What axe finds serious or critical, with everything unfolded."""
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate(AXE)
+    found: list[Any] = page.evaluate(
+        "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 160))]))"
+    )
+    return [v for v in found if v[0] in ("serious", "critical")]
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_no_serious_violation(view: str, opening: Opening, report: Path) -> None:
     opened = opening(report, bypass_csp=True, **VIEWS[view])
-    page = opened.drawn()
-    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    page.evaluate(AXE)
-    found = page.evaluate(
-        "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 160))]))"
+    assert violations(opened.drawn()) == []
+
+
+def test_on_a_phone_a_table_fits_or_is_unfolded_by_hand(opening: Opening, report: Path) -> None:
+    """Wide tables become cards; only the charts' own tables, behind a summary, scroll sideways, with a shadow at the edge."""
+    page = opening(report, **VIEWS["narrow"]).drawn()
+    wide = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(e => !e.closest('details:not(.config)') && e.scrollWidth > e.clientWidth + 1)"
+        ".map(e => e.getAttribute('aria-label'))"
     )
-    assert [v for v in found if v[0] in ("serious", "critical")] == []
+    assert wide == []
+
+
+def test_on_a_phone_nothing_lies_over_a_chart(opening: Opening, report: Path) -> None:
+    page = opening(report, has_touch=True, is_mobile=True, viewport={"width": 390, "height": 844}).drawn()
+    assert page.locator(".modebar-btn").count() == 0
+    assert page.locator(".readout").first.inner_text() == "Tap the chart for the values at a time."
+    assert page.evaluate("document.querySelector('.plot').layout.dragmode") is False
+
+
+def test_on_paper_a_chart_and_its_caption_stay_together(opening: Opening, report: Path) -> None:
+    page = opening(report).drawn()
+    page.emulate_media(media="print")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.drawn')].every(e => getComputedStyle(e).breakInside === 'avoid' && e.querySelector('h3') && e.querySelector('.plot'))"
+    )
+
+
+def day(frames: dict[str, pl.DataFrame], name: str, hours: int) -> pl.DataFrame:
+    """A frame of some minutes repeated over hours."""
+    frame = frames[name]
+    first, last = frame["time"].min(), frame["time"].max()
+    span = last - first + timedelta(seconds=10)  # type: ignore[operator]
+    many = int(timedelta(hours=hours) / span) + 1
+    return pl.concat([frame.with_columns(pl.col("time") + span * k) for k in range(many)])
+
+
+def test_a_days_log_is_a_page_of_two_megabytes_drawn_in_two_seconds_of_cpu_time(
+    opening: Opening, report_analysis: dict[str, Any], report_frames: dict[str, pl.DataFrame], tmp_path: Path
+) -> None:
+    frames = report_frames | {name: day(report_frames, name, 24) for name in ("stats", "replay_steps")}
+    assert frames["stats"].height > 8_000
+    out = tmp_path / "report.html"
+    write_html(report_analysis, frames, out)
+    assert out.stat().st_size <= 2_000_000
+    opened = opening(out)
+    opened.drawn()
+    session = opened.context.new_cdp_session(opened.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    opened.page.reload()
+    opened.drawn()
+    told = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+    assert told["TaskDuration"] < 2
 
 
 def test_it_prints_on_paper(opening: Opening, report: Path, tmp_path: Path) -> None:

@@ -163,6 +163,18 @@ def test_the_vendored_script_is_the_one_that_was_reviewed(monkeypatch: pytest.Mo
         plotly_script()
 
 
+def test_a_poor_fit_is_said_once_where_it_is_the_reason(report_analysis: dict[str, Any], report_frames: Frames) -> None:
+    whose = {name: report_analysis["engines"][0][name] for name in ("server", "run", "engine_index")}
+    title = "The replay fits this log poorly (0 % on average): do not rely on the inferred and replayed figures"
+    poor = {"id": "coverage", "severity": "warning", "basis": "replayed", "title": title, "facts": {"mean_fit": 0.0}}
+    report_analysis["findings"] = [{**poor, **whose, "start": None, "end": None, "evidence": []}]
+    report_analysis["verdict"] = "not-enough-evidence"
+    report_analysis["replay"]["fit"] = dict.fromkeys(report_analysis["replay"]["fit"], 0.0)
+    text = render_html(report_analysis, report_frames)
+    head = Outline(text[text.index("<body>") : text.index("<nav")]).text
+    assert head.count("do not rely on") == 1
+
+
 def test_a_poor_fit_is_said_aloud(report_analysis: dict[str, Any], report_frames: Frames) -> None:
     assert "fits this log poorly" not in Outline(render_html(report_analysis, report_frames)).text
     report_analysis["replay"]["fit"] = {"running": 0.3, "waiting": 0.1, "kv_usage": None, "generation": 0.5}

@@ -167,7 +167,7 @@ def page(
         verdict=replace(verdict, tone="critical") if is_overloaded(analysis) else verdict,
         story=_story(analysis, findings) or verdict.says,
         pressure=_pressure(analysis),
-        doubt=_doubt(replay),
+        doubt="" if analysis.get("verdict") == "not-enough-evidence" else _doubt(replay),  # the story says it
         source=_sources(given),
         server=_server(engine),
         when=period(given.get("start"), given.get("end")),
