@@ -148,7 +148,7 @@ def capacity(
 ) -> None:
     """Find the highest request rate at which a server keeps its latency targets.
 
-    The load inferred from the log is replayed at higher and lower rates: as the server is now, with each free change, and with twice the
+    The load inferred from the log is replayed at higher and lower rates: as the server is now, with each free change, and with double the
     hardware.
 
     \b

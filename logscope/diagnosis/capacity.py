@@ -306,7 +306,7 @@ def capacity(
 def _changes(
     context: Context, search: _Search, scale: float, effort: Effort, out_of_memory: bool
 ) -> list[tuple[Candidate, Scenario]]:
-    """Of each free setting the value that is best a little above the rate that is kept today; and twice the hardware."""
+    """Of each free setting the value that is best a little above the rate that is kept today; and double the hardware."""
     tried: list[tuple[Candidate, Scenario]] = []
     for verdict in LOST_TO:
         for candidate in candidates(context, verdict, out_of_memory=out_of_memory):
