@@ -34,6 +34,9 @@ STALLS = {
         stats_v1(10 * i, 5, 0, 12.5, generation=0.0, level="DEBUG") for i in range(1, 8)
     ],
     "running, no queue, V0": [stats_v0(5 * i, 3, 0, 4.2, generation=0.0) for i in range(1, 12)],
+    "20 s in which nothing at all changes, V0": [
+        stats_v0(5 * i, 31, 90 + i, 98.8, generation=118.0 * (i == 1)) for i in range(1, 6)
+    ],
     "queued, none running": [stats_v1(10 * i, 0, 9, 0.0, generation=0.0) for i in range(1, 8)],
     "silence behind a line without tokens": [
         stats_v1(10, 2, 0, 3.0),
@@ -82,6 +85,7 @@ def test_before_it_serves_a_wait_is_compilation(tmp_path: Path) -> None:
     [
         [stats_v0(5 * i, 2, 0, 0.6, generation=0.4) for i in range(1, 8)],
         [stats_v1(10 * i, 16, 0, 30.0, generation=3.2) for i in range(1, 8)],
+        [stats_v1(10 * i, 4, 0, 82.7, generation=5.0) for i in range(1, 8)],  # over the network, pipeline-parallel
     ],
 )
 def test_steps_that_crawl(tmp_path: Path, lines: list[str]) -> None:
@@ -218,6 +222,8 @@ def test_a_dump_tells_the_version(tmp_path: Path) -> None:
         (100, 55.0, "seat-limit"),
         (37, 20.0, "not-enough-evidence"),
         (256, 99.0, "kv-capacity"),
+        (1, 76.0, "not-enough-evidence"),  # the next request may be as large, and would not fit
+        (1, 20.0, "seat-limit"),
     ],
 )
 def test_seats_are_told_by_running_that_stands_still(tmp_path: Path, seats: int, kv: float, verdict: str) -> None:
@@ -252,6 +258,40 @@ def test_a_queue_of_prompts_is_not_for_want_of_space(tmp_path: Path) -> None:
 def test_one_request_that_does_not_end(tmp_path: Path, lines: int, severity: str) -> None:
     found = document(tmp_path, [stats_v1(10 * i, 1, 0, round(5 + 0.1 * i, 1), generation=30.0) for i in range(lines)])
     assert the(found, "endless-request")["severity"] == severity
+
+
+def test_who_waits_behind_an_endless_request_is_said(tmp_path: Path) -> None:
+    found = document(tmp_path, [stats_v1(10 * i, 1, 14, round(76 + 0.1 * i, 1), generation=5.0) for i in range(10)])
+    assert "14 requests wait behind it" in the(found, "endless-request")["title"]
+    assert found["verdict"] == "not-enough-evidence"
+
+
+def test_a_burst_that_was_admitted_is_no_queue_of_prompts(tmp_path: Path) -> None:
+    lines = [
+        stats_v1(0, 1, 0, 0.1, prompt=600.0),
+        stats_v1(10, 106, 22, 2.5, prompt=63000.0, generation=32.0),
+        stats_v1(20, 128, 0, 2.8, prompt=13000.0, generation=7000.0),
+    ]
+    assert document(tmp_path, lines)["verdict"] == "not-enough-evidence"
+
+
+def test_a_cap_that_the_server_never_reached_is_not_advised(tmp_path: Path) -> None:
+    lines = [stats_v0(5 * i, 2, 98, 99.0) for i in range(6)]
+    advice = document(tmp_path, lines)["advice"]
+    assert advice
+    assert "--max-num-seqs 2" not in [a["flag"] for a in advice]
+
+
+def test_lines_of_drafts_name_no_engine(tmp_path: Path) -> None:
+    drafts = (
+        "(APIServer pid=1) INFO 05-09 00:49:10 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 1.92, Accepted throughput: 16.70 tokens/s,"
+        " Drafted throughput: 18.20 tokens/s, Accepted: 167 tokens, Drafted: 182 tokens, Per-position acceptance rate: 0.918, Avg Draft acceptance rate: 91.8%"
+    )
+    found = document(
+        tmp_path, [stats_v1(10, 2, 0, 1.0, engine="Engine 001"), drafts, stats_v1(20, 2, 0, 1.0, engine="Engine 001")]
+    )
+    assert [engine["engine_index"] for engine in found["engines"]] == [1]
+    assert "speculation" in ids(found)
 
 
 def test_a_compilation_that_took_the_tokens(tmp_path: Path) -> None:

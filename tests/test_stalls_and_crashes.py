@@ -73,12 +73,10 @@ def test_a_dead_engine_is_a_crash(tmp_path: Path) -> None:
     assert found["verdict"] == "engine-crash"
 
 
-def test_v0_without_swap_space_dies_of_it(tmp_path: Path) -> None:
-    lines = [
-        stats_v0(0, 8, 3, 99.0),
-        "RuntimeError: Aborted due to the lack of CPU swap space. Please increase the swap space to avoid this error.",
-    ]
-    found = document(tmp_path, lines)
+@pytest.mark.parametrize("form", ["RuntimeError: {}", "ERROR 05-09 00:49:02 engine.py:158] RuntimeError('{}')"])
+def test_v0_without_swap_space_dies_of_it(tmp_path: Path, form: str) -> None:
+    error = "Aborted due to the lack of CPU swap space. Please increase the swap space to avoid this error."
+    found = document(tmp_path, [stats_v0(0, 8, 3, 99.0), form.format(error)])
     assert found["verdict"] == "engine-crash"
     assert "swap" in found["findings"][0]["title"]
 

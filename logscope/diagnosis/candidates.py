@@ -145,8 +145,10 @@ def _fewer_seats(context: Context) -> Iterator[Candidate]:
     if crowd is None:
         return
     values = sorted({max(1, round(crowd * share)) for share in (0.5, 0.65, ROOM_TO_GROW, 1.0)})
+    most = context.windows["running"].max() if context.windows is not None else None
     for value in values:
-        if seats is None or value < seats:
+        # a cap that the server never reached changes nothing
+        if (seats is None or value < seats) and (most is None or value < float(most)):  # type: ignore[arg-type]
             yield Candidate(
                 {"max_num_seqs": value},
                 "free",

@@ -31,6 +31,7 @@ CLOSE_SHARE = 0.2
 """Share of the plausible workloads from which on a second cause is named."""
 
 NEARLY_EQUAL = 0.8
+MIN_PREFILL_WINDOWS = 2
 
 UNWELL = frozenset(
     (
@@ -169,6 +170,8 @@ def verdict_of_windows(windows: pl.DataFrame | None, seats: int | None) -> str:
     waiting = windows.filter(pl.col("waiting") > 0)
     bound = bound_of(waiting, seats)
     for kind, verdict in (("seats", "seat-limit"), ("kv", "kv-capacity"), ("prefill", "prefill-interference")):
-        if (bound == kind).sum() * 2 > waiting.height:
+        held = int((bound == kind).sum())
+        # one interval of prompts is a burst that was admitted, no queue
+        if held * 2 > waiting.height and (kind != "prefill" or held >= MIN_PREFILL_WINDOWS):
             return verdict
     return "not-enough-evidence"

@@ -216,7 +216,9 @@ def seats_seen(windows: pl.DataFrame | None) -> int | None:
     """
     if windows is None or windows["aggregated"].any():
         return None
-    held = windows.filter(_queue() & (pl.col("kv_pct") < NEARLY_FULL_PCT) & (pl.col("running") >= 1))
+    # room: what is free holds one more request of the size of those that run
+    room = pl.col("kv_pct") * (pl.col("running") + 1) <= 100 * pl.col("running")
+    held = windows.filter(_queue() & (pl.col("kv_pct") < NEARLY_FULL_PCT) & (pl.col("running") >= 1) & room)
     if held.height < MIN_PLATEAU:
         return None
     top = int(windows["running"].max() or 0)  # type: ignore[arg-type]

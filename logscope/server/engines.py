@@ -119,18 +119,26 @@ def _indices(frames: Mapping[str, pl.DataFrame]) -> Mapping[tuple[int, int], set
     found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for name in _ENGINE_FAMILIES:
         if name in frames:
-            for server, run, index in frames[name].select("server", "run", "engine_index").unique().iter_rows():
+            for server, run, index in (
+                frames[name]
+                .filter(~_companions(frames[name]))
+                .select("server", "run", "engine_index")
+                .unique()
+                .iter_rows()
+            ):
                 if index is not None:
                     found[server, run].add(index)
     return found
 
 
+def _companions(frame: pl.DataFrame) -> pl.Series:
+    """Statistics rows beside the per-engine line (drafts, KV transfers): they name no engine, so none is known by them."""
+    return frame["running"].is_null() if "running" in frame.columns else pl.repeat(False, frame.height, eager=True)
+
+
 def _of_engine(frame: pl.DataFrame, index: int, *, alone: bool) -> pl.DataFrame:
     """The engine's own rows; lines over all engines (`N Engines Aggregated`) count for a single engine of the log."""
-    if alone and (not frame.height or not frame["engine_index"].null_count()):
-        return frame
-    column = pl.col("engine_index")
-    return frame.filter((column == index) | column.is_null() if alone else column == index)
+    return frame if alone else frame.filter(pl.col("engine_index") == index)
 
 
 def _facts(

@@ -67,6 +67,8 @@ FORMATS: tuple[Format, ...] = tuple(format_ for module in _MODULES.values() for 
 _ENGINE = regex.compile(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)?+): ")
 # "ValueError: ", "torch.cuda.OutOfMemoryError: ", "vllm.v1.engine.exceptions.EngineDeadError: "
 _RAISED = regex.compile(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
+# "RuntimeError('Aborted due to …')": V0's engine process logs the repr.
+_RAISED_REPR = regex.compile(r"([A-Za-z_]\w*+)\((['\"])(.*)\2\)\s*+\Z")
 _CLASS_ENDS = ("Error", "Exception")
 _UVICORN_LEVEL = re.compile(r"\A\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+")
 _FLOATING_CHARS = 2000
@@ -222,13 +224,15 @@ def _matched(format_: Format, fields: Fields, engine: regex.Match[str] | None) -
 
 
 def _raised(line: str) -> Match | None:
-    """`SomeError: text` where the text is one that vLLM or torch raises."""
+    """`SomeError: text` or `SomeError('text')` where the text is one that vLLM or torch raises."""
     found = _RAISED.match(line)
-    if found is None or not found[1].endswith(_CLASS_ENDS):
+    quoted = _RAISED_REPR.match(line) if found is None else None
+    name = found or quoted
+    if name is None or not name[1].endswith(_CLASS_ENDS):
         return None
-    known = _read(line[found.end() :], foreign=False, raised=True)
+    known = _read(quoted[3] if quoted else line[name.end() :], foreign=False, raised=True)
     if known is not None:
-        known.fields.setdefault("error", found[1])
+        known.fields.setdefault("error", name[1])
     return known
 
 

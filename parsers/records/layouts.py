@@ -49,6 +49,12 @@ _KINDS = {
 }
 _TOKEN = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.A)
 _TIMES = ("iso", "short", "month", "time")
+# A clock, a level and one of vLLM's loggers, in any order: a record whatever its message says.
+_OWN_LOGGER = re.compile(
+    rf"(?=.{{0,120}}\bvllm\.)(?=.{{0,120}}{_KINDS['level']})[^\w\n]{{0,2}}(?:{_KINDS['iso']}|{_KINDS['short']}|{_KINDS['time']})"
+    rf"(?:[^\w\n]{{1,12}}(?:{_KINDS['level']}|vllm(?:\.\w{{1,40}}){{1,8}}(?::\w{{1,60}}){{0,2}})){{2}}[^\w\n]{{1,4}}(?=\S)",
+    re.A,
+)
 _GLOG = re.compile(r"(?P<letter>[DIWEF])(?P<month>\d\d)(?P<day>\d\d) ", re.A)
 _ACCESS = " HTTP/1.1"
 
@@ -79,6 +85,9 @@ def _found(text: str) -> _Found | None:
     at = find_glued(text, 0)
     if 0 < at <= _LONGEST:
         return _Found(text[:at], True)
+    own = _OWN_LOGGER.match(text)
+    if own is not None:
+        return _Found(own[0], False)
     began = _BEGINNING.search(text[: _LONGEST + 100])
     if began is None or families.match(text[began.start() :], prefixed=True) is None:
         return None

@@ -54,6 +54,19 @@ def test_another_loggers_layout_is_read(tmp_path: Path, name: str) -> None:
     assert bool(coverage.skipped_sources) is (name in ("no clock", "no header"))
 
 
+@pytest.mark.parametrize("name", ["asctime, name, level", "loguru", "brackets"])
+def test_vllms_own_logger_is_known_by_its_name_beside_one_known_message(tmp_path: Path, name: str) -> None:
+    head = LAYOUTS[name].replace("{n}", "1")
+    said = [
+        "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.",
+        "WorkerProc shutting down.",
+        "Bye.",
+    ]
+    events, coverage = read(tmp_path, [head + text for text in said])
+    assert [event.variant for event in events] == ["coredied"]
+    assert (coverage.partly, coverage.foreign_lines) == (False, 0)
+
+
 def test_records_behind_prefixes_of_no_one_shape_are_counted(tmp_path: Path) -> None:
     shapes = ["a b ", "c=d e ", "#7 f ", "<g> h ", "(i) j ", "~ k/l "]
     events, coverage = read(tmp_path, [shape + HEADED.replace("{n}", "1") for shape in shapes])

@@ -24,6 +24,9 @@ _DEAD = "dead|died|fatal|output_handler|worker_exc|rpc|failed_step"
 MIN_SILENCE_S = 30.0
 PROBES_OF_A_STALL = 20
 ZERO_WINDOWS_OF_A_STALL = 3
+FROZEN_WINDOWS = 4
+FROZEN_S = 20.0
+"""With so many lines that are all alike, a shorter time is a stall: nobody's prompt is that long, or its blocks would come."""
 
 
 def runtime_oom(context: Context) -> list[Finding]:
@@ -255,7 +258,11 @@ def _printed_stall(context: Context, run: list[Mapping[str, Any]]) -> list[Findi
     assert isinstance(start, datetime)
     assert isinstance(end, datetime)
     silence = (end - start).total_seconds()
-    if silence <= MIN_SILENCE_S:
+    frozen = len(run) >= FROZEN_WINDOWS and len({(r["running"], r["kv_pct"]) for r in run}) == 1
+    if frozen:
+        start = run[0]["start"]
+        silence = (end - start).total_seconds()
+    if silence <= (FROZEN_S - 1 if frozen else MIN_SILENCE_S):
         return []
     title = f"No progress for {stretch(silence)} with {_held(run[0])}: {len(run):,} statistics lines in a row show no tokens, so the engine hung"
     keys = [(str(r["source"]), int(r["line"]), r["end"]) for r in (run[0], run[-1])]

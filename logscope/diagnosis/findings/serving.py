@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,8 +32,10 @@ __all__ = [
 ]
 MIN_WINDOWS = 3
 Row = Mapping[str, Any]
-SLOW_TOKENS_PER_S = 1.0
+SLOW_TOKENS_PER_S = 2.0
 """Tokens a second of one running request, under which steps crawl."""
+PREFILL_TOKENS_PER_S = 100.0
+"""Prompt tokens a second that a slow GPU computes."""
 FLAT_PCT = 0.5
 """KV usage (points) by which a cache may change while it does nothing but decode a handful of tokens."""
 
@@ -45,16 +47,26 @@ def slow_steps(context: Context) -> list[Finding]:
         usage = [r["kv_pct"] for r in run if r["kv_pct"] is not None]
         if usage and max(usage) - min(usage) > FLAT_PCT:
             continue  # blocks are taken: a long prompt is under way
+        if _prompts_after(context, run) >= PREFILL_TOKENS_PER_S * (run[-1]["end"] - run[0]["start"]).total_seconds():
+            continue  # V1 counts a prompt when its last chunk is computed
         each = sum(r["generation_tps"] / r["running"] for r in run) / len(run)
         start, end = run[0]["end"], run[-1]["end"]
+        together = sum(r["generation_tps"] for r in run) / len(run)
         title = (
-            f"Engine steps are very slow: for {_span(start, end)}, {run[-1]['running']:.0f} running requests generated only"
-            f" {_rate(run[-1]['generation_tps'])} tokens/s between them (each request: one token every {duration(1 / each)}), with"
+            f"Engine steps are very slow: for {_span(start, end)}, {plural(run[-1]['running'], 'running request')} generated only"
+            f" {_rate(together)} tokens/s{' between them' if run[-1]['running'] > 1 else ''} (each request: one token every {duration(1 / each)}), with"
             f" {_waiting(run)} and KV usage at most {max(usage, default=0):.1f} %. The steps themselves are slow: check the GPU, its clocks and"
             " drivers, and the workers"
         )
         found.append(Finding("slow-steps", "warning", "measured", title, start, end, _evidence(context, run)))
     return found[:1]
+
+
+def _prompts_after(context: Context, run: Sequence[Row]) -> float:
+    """Prompt tokens of the interval behind a run."""
+    assert context.windows is not None
+    after = context.windows.filter(pl.col("end") > run[-1]["end"]).head(1)
+    return float((after["prompt_tps"].fill_null(0.0) * after["interval_s"].clip(0, 60)).sum())
 
 
 def _crawls(row: Row) -> bool:
@@ -147,9 +159,7 @@ ENDLESS_S = 600.0
 def endless_request(context: Context) -> list[Finding]:
     """One request that goes on and on: it runs alone, its cache only grows, no prompt comes."""
     best: list[Row] = []
-    for run in _runs(
-        context, lambda row: bool(row["running"] == 1 and not row["waiting"] and row["generation_tps"]), prompts=False
-    ):
+    for run in _runs(context, lambda row: bool(row["running"] == 1 and row["generation_tps"]), prompts=False):
         grows = all((b["kv_pct"] or 0) >= (a["kv_pct"] or 0) for a, b in itertools.pairwise(run))
         best = run if grows and len(run) > len(best) else best
     if not best or context.windows is None:
@@ -164,7 +174,10 @@ def endless_request(context: Context) -> list[Finding]:
         f"One request ran alone for {_span(start, end)} and generated about {tokens:,.0f} tokens{to_the_end}: if it should have"
         " ended by then, it probably has no max_tokens, or the model is repeating itself"
     )
-    severity = "warning" if length >= ENDLESS_S else "info"
+    queue = max(r["waiting"] for r in best)
+    if queue:
+        title += f"; {plural(queue, 'request waits', 'requests wait')} behind it"
+    severity = "warning" if length >= ENDLESS_S or queue else "info"
     return [Finding("endless-request", severity, "measured", title, start, end, _evidence(context, best))]
 
 

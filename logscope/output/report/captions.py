@@ -31,6 +31,7 @@ __all__ = [
     "reason",
     "scope",
     "telling",
+    "undecided",
     "worst_engine",
 ]
 
@@ -122,13 +123,33 @@ def gaps(document: Mapping[str, Any], *, everything: bool = False) -> list[str]:
     return found
 
 
+_LEADS = {
+    "engine-stall": "its processes waited for each other",
+    "slow-steps": "the steps crawl",
+    "kv-filling": "the KV cache is about to be full",
+    "deferred": "the waiting requests are deferred",
+    "endless-request": "one request runs on and on",
+    "compile-stall": "kernels were compiled while requests ran",
+    "failed-requests": "requests failed",
+    "kv-leak": "KV-cache blocks are not given back",
+}
+
+
+def undecided(document: Mapping[str, Any]) -> str:
+    """What stands for a verdict where there is none: what the log shows all the same, else why it shows no cause."""
+    shown = [_LEADS[f["id"]] for f in own_findings(document) if f.get("id") in _LEADS and f.get("severity") != "info"]
+    if shown:
+        return f"The log proves no cause of slow requests, but {' and '.join(dict.fromkeys(shown))}."
+    return reason(document)
+
+
 def headline(document: Mapping[str, Any]) -> str:
     """The verdict in one sentence; where there is none, the reason in a few words."""
     verdict = str(document.get("verdict"))
     if verdict != "not-enough-evidence":
         said = VERDICTS[verdict].title if verdict in VERDICTS else verdict
         return f"Overloaded. {said}" if is_overloaded(document) else said
-    short = _REASON_ENDS.split(reason(document))[0].strip().rstrip(".")
+    short = _REASON_ENDS.split(undecided(document))[0].strip().rstrip(".")
     return f"{VERDICTS[verdict].title}: {lowered(short)}"
 
 

@@ -29,9 +29,9 @@ from logscope.output.report.captions import (
     no_advice,
     of_engine,
     own_findings,
-    reason,
     scope,
     telling,
+    undecided,
     worst_engine,
 )
 from logscope.sanitize import clean
@@ -127,7 +127,7 @@ def print_answer(
 ) -> None:
     """Print the document of `analyze --json` for people."""
     console = make_console(color)
-    why = clean(reason(document), 400) if document["verdict"] == "not-enough-evidence" else ""
+    why = clean(undecided(document), 400) if document["verdict"] == "not-enough-evidence" else ""
     said = headline(document["verdict"], document["pressure"], why)
     if is_overloaded(document):
         said.append("; overloaded: requests arrive faster than this server can serve", style="bold")
@@ -158,7 +158,7 @@ def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, A
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         if config.get(name) is not None:
             basis = worst["config_basis"].get(name)
-            parts.append(f"{name} {number(config[name])}" + (" (default)" if basis == "default" else ""))
+            parts.append(f"{name} {number(config[name])}" + (f" ({basis})" if basis in ("default", "inferred") else ""))
     say(console, " · ".join(parts), style="dim", hang=2)
     if document["input"]["start"] and document["input"]["end"]:
         say(console, period(worst["start"], worst["end"]), style="dim", hang=2)
