@@ -53,7 +53,7 @@ def test_a_preemption_by_priority_is_not_short_space(tmp_path: Path) -> None:
 def test_the_mean_over_engines_hides_a_full_one(tmp_path: Path) -> None:
     lines = [*v1_start(), *[stats_v1(10 * i, 64, 117, 14.1, engine="8 Engines Aggregated") for i in range(1, 5)]]
     found = document(tmp_path, lines)
-    assert any(f["id"] == "coverage" and "means over several engines" in f["title"] for f in found["findings"])
+    assert any(f["id"] == "coverage" and "averages over several engines" in f["title"] for f in found["findings"])
     assert found["verdict"] not in ("healthy", "seat-limit")
 
 
