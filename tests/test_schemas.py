@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from logscope.commands.cli import _VERBS
 from tests.conftest import DATA, SAMPLES
 from tests.logs import stats_v1, v0_warning, v1_start
-from tests.running import invoke, log
+from tests.running import invoke, log, run
 
 SCHEMAS = files("logscope.output") / "schemas"
 WITH_JSON = {"analyze", "whatif", "capacity", "compare", "replay", "formats", "watch", "parse"}
@@ -81,7 +81,7 @@ def test_real_answers_keep_to_them(tmp_path: Path) -> None:
 def test_every_line_of_a_stream_keeps_to_them(verb: str, tmp_path: Path) -> None:
     arguments = ["-", "--json", "-"] if verb == "watch" else ["-"]
     for path in (UNDER_PRESSURE, SAMPLES / "v1-start-failed.log"):
-        done = invoke(verb, *arguments, stdin=path.read_bytes())
+        done = run(verb, *arguments, stdin=path.read_bytes())
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert lines
         checked = validator(verb)

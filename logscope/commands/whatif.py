@@ -276,11 +276,14 @@ def compare(
         ctx.exit(4)
 
 
+_SHARE = re.compile(r"(\d{1,4}(?:\.\d{1,4})?)\s?(%?)", re.ASCII)
+
+
 def _share(text: str | None) -> float | None:
     """`10%` or `0.1`."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,4}(?:\.\d{1,4})?)\s?(%?)", text.strip())
+    found = _SHARE.fullmatch(text.strip())
     if found is None:
         raise click.BadParameter(f"'{text}' is no share; write 10% or 0.1")
     return float(found[1]) / (100 if found[2] else 1)

@@ -32,7 +32,8 @@ FORMS += ["export", "cat"]
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if REMOTE is None or shutil.which("journalctl") is None:
         pytest.skip(NO_JOURNAL)
-    folder = tmp_path_factory.mktemp("journal")
+    folder = tmp_path_factory.mktemp("machine") / "journal"
+    folder.mkdir()
     path = folder / "system.journal"
     subprocess.run([REMOTE, "-o", str(path), "-"], input=journal_export(LOG), check=True, capture_output=True)
     return path
