@@ -162,10 +162,16 @@ def print_capacity(document: Mapping[str, Any], *, color: str = "auto") -> None:
         console.print()
         table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
         for place, name in enumerate(header):
-            table.add_column(name, no_wrap=not place, overflow="fold", justify="right" if place else "left")
-        for row in rows:
-            table.add_row(*(Text(clean(cell, 120)) for cell in row))
-        console.print(table)
+            table.add_column(name, no_wrap=True, justify="right" if place else "left")
+        cells = [[clean(cell, 120) for cell in row] for row in rows]
+        for row in cells:
+            table.add_row(*map(Text, row))
+        if console.measure(table, options=console.options.update(width=MAX_WIDTH)).maximum <= console.width:
+            console.print(table)
+            continue
+        for name, *values in cells:  # narrow: a row is a paragraph
+            pairs = [f"{column} {value}" for column, value in zip(header[1:], values, strict=True)]
+            say(console, Text.assemble((name, "bold"), f": {' · '.join(pairs)}"), label="", hang=2)
     console.print()
     say(
         console,
@@ -179,6 +185,7 @@ def print_capacity(document: Mapping[str, Any], *, color: str = "auto") -> None:
 
 
 MAX_ROWS = 20
+MAX_WIDTH = 1000
 
 
 def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, color: str = "auto") -> None:
