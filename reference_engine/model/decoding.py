@@ -6,6 +6,7 @@ alone. `DecodingRequest` is such a request, `DecodingBatch` holds all of a sched
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -13,11 +14,20 @@ from typing import Generic, TypeVar
 
 from reference_engine.model.request import RequestRecord, RequestState
 
-__all__ = ["DECODING_FIELDS", "DecodingBatch", "DecodingCounts", "DecodingRequest", "DecodingT", "FastBatch"]
+__all__ = [
+    "DECODING_FIELDS",
+    "DecodingBatch",
+    "DecodingCounts",
+    "DecodingRequest",
+    "DecodingT",
+    "DueBatch",
+    "FastBatch",
+]
 
 DECODING_FIELDS = (
     "base",
     "decoding",
+    "due",
     "finish",
     "first",
     "mark_disturbed",
@@ -37,8 +47,8 @@ class DecodingRequest(RequestState):
     """A request that may decode together.
 
     While `decoding` is set, decode step j leaves it at `base + j` computed tokens and `output_base + j` output tokens;
-    `first` is its first decode step in the batch and `finish` the one of its last token. The plain fields are written
-    again when it leaves. `mark_time` and `mark_disturbed`: clock and disturbance total (ns) from which its decode time
+    `first` is its first decode step in the batch and `finish` the one of its last token; `due`: when to look at its blocks
+    (`DueBatch`). The plain fields are written again when it leaves. `mark_time` and `mark_disturbed`: clock and disturbance total (ns) from which its decode time
     counts; `wait_from`: when it was preempted (ns); `queued`: the replay's queue totals at its entry.
     """
 
@@ -50,6 +60,7 @@ class DecodingRequest(RequestState):
     output_base: int
     first: int
     finish: int
+    due: int
     mark_time: int
     mark_disturbed: int
     wait_from: int
@@ -59,7 +70,7 @@ class DecodingRequest(RequestState):
         super().__init__(record.request, max_model_len)
         self.record = record
         self.decoding = False
-        self.base = self.output_base = self.first = self.finish = 0
+        self.base = self.output_base = self.first = self.finish = self.due = 0
         self.mark_time = self.mark_disturbed = self.wait_from = 0
         self.queued = (0, 0, 0)
 
@@ -209,6 +220,44 @@ class DecodingBatch(DecodingTotals, Generic[DecodingT]):
         while finishes[0] not in self._finish_at:
             heappop(finishes)
         return finishes[0]
+
+
+class DueBatch(DecodingBatch[DecodingT]):
+    """A decoding batch whose requests say themselves in which decode step something next happens to their blocks.
+
+    As a sequence it is the most blocks that each decode step may take, as something of that length.
+    """
+
+    __slots__ = ("_due", "most")
+
+    def __init__(self, most: int) -> None:
+        super().__init__(1)
+        self.most = most
+        self._due: dict[int, set[DecodingT]] = {}
+
+    def wake(self, state: DecodingT, decode_step: int) -> None:
+        """Something happens to a request's blocks in a decode step, and nothing before."""
+        state.due = decode_step
+        self._due.setdefault(decode_step, set()).add(state)
+
+    def join(self, state: DecodingT, decode_step: int, output: int) -> None:
+        """As `DecodingBatch.join`; its first decode step is one to look at."""
+        super().join(state, decode_step, output)
+        self.wake(state, decode_step + 1)
+
+    def needing_block(self, decode_step: int) -> set[DecodingT]:
+        """The requests to look at in a decode step; one that left and came back may have been named before."""
+        return {s for s in self._due.pop(decode_step, ()) if s.decoding and s.due == decode_step}
+
+    def pass_over(self, decode_step: int) -> None:
+        """A decode step is over, whoever was due in it."""
+        self._due.pop(decode_step, None)
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, decode_step: int) -> range:
+        return range(self.most * len(self._due.get(decode_step, ())))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -24,7 +24,7 @@ from reference_engine.model.step import RequestId, Step, StepLog
 from reference_engine.replay.clock import ReplayClock, batch_duration
 from reference_engine.replay.plain import GUARD_STEPS, stuck_message
 from reference_engine.v1.batch import V1FastBatch
-from reference_engine.v1.fast_scheduler import V1FastScheduler
+from reference_engine.v1.fast_scheduler import Demand, V1FastScheduler
 
 __all__ = [
     "BaseFastReplay",
@@ -225,8 +225,8 @@ class DecodeStretch:
     `now`: start of the next turn; `last_end`: when the newest tokens came; `batch`: number of the newest batch;
     `last_batch`: the newest batch that may be decided; `stop`: no turn starts at or after it (an arrival, an abort, the
     end of the time allowed); `until`: no batch may end after it. `kv_tokens`: computed tokens of all decoding requests
-    after the newest batch; `demand`: by batch number modulo its length, the requests that need a block; `free_blocks`:
-    blocks. `allocate`: hands out the blocks of a batch where they have names. `pending`: None when a batch ends before
+    after the newest batch; `demand`: see `V1FastScheduler.demand`; `free_blocks`:
+    blocks. `allocate`: hands out the blocks of a batch where they have names, and says how many are left. `pending`: None when a batch ends before
     the next is decided. `elapsed` and `tokens` add up what has passed.
     """
 
@@ -238,12 +238,12 @@ class DecodeStretch:
     until: float
     num_decoding: int
     kv_tokens: int
-    demand: Sequence[Sized]
+    demand: Demand
     free_blocks: int
     running: int
     waiting: int
     pending: Pending | None
-    allocate: Callable[[int], None] | None
+    allocate: Callable[[int], int] | None
     elapsed: int = 0
     tokens: int = 0
     steps: int = 0
@@ -268,7 +268,7 @@ def open_decode_stretch(
         until=math.inf,
         num_decoding=decoding_batch.count,
         kv_tokens=decoding_batch.num_computed_tokens(scheduler.batch),
-        demand=decoding_batch.phases,
+        demand=scheduler.demand,
         free_blocks=scheduler.pool.num_free_blocks,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
@@ -312,10 +312,8 @@ def _run_single(stretch: DecodeStretch, model: StepTime, gaps: dict[int, int], l
         if now + duration > until:
             break
         batch += 1
-        if allocate is not None:
-            allocate(batch)
+        free_blocks = free_blocks - need if allocate is None else allocate(batch)
         kv += num_decoding
-        free_blocks -= need
         gaps[duration] = gaps.get(duration, 0) + num_decoding
         if log is not None:
             row = (0, num_decoding, kv, free_blocks, free_blocks, stretch.running, stretch.waiting, 0, num_decoding, 0)
@@ -346,10 +344,8 @@ def _run_double(
         if need > free_blocks:
             break
         batch += 1
-        if allocate is not None:
-            allocate(batch)
+        free_blocks = free_blocks - need if allocate is None else allocate(batch)
         kv += num_decoding
-        free_blocks -= need
         gap = end - last_end
         gaps[gap] = gaps.get(gap, 0) + tokens
         if log is not None:

@@ -52,7 +52,14 @@ class FastReplay(BaseFastReplay[V1FastBatch, FastState]):
         check_config(config)
         if not fast_path_covers(config):
             raise ConfigError(f"the fast replay does not cover {config.engine} {config.version} with this policy")
-        self.scheduler = V1FastScheduler(config, sharing)
+        self.scheduler: V1FastScheduler
+        if config.kv_groups is None:
+            self.scheduler = V1FastScheduler(config, sharing)
+        else:
+            from reference_engine.v1.hybrid import HybridFastScheduler  # loaded only where it is asked for
+
+            sharing = True
+            self.scheduler = HybridFastScheduler(config)
         super().__init__(config, step_time, self.scheduler, keep_steps, on_step)
         self.sharing = sharing or not config.enable_prefix_caching
         self._reason = BUDGET

@@ -22,14 +22,15 @@ class FastState(DecodingRequest):
     """A request that may join the decoding batch; every batch is a decode step.
 
     `draining`: its last token is in flight (asynchronous only). `stamp` orders requests as the running list does.
+    `sent`: tokens of its newest chunk, which was in batch `sent_in` (with several KV-cache groups only).
     """
 
-    __slots__ = (*DECODING_FIELDS, "draining", "stamp")
+    __slots__ = (*DECODING_FIELDS, "draining", "sent", "sent_in", "stamp")
 
     def __init__(self, record: RequestRecord, max_model_len: int) -> None:
         super().__init__(record, max_model_len)
         self.draining = False
-        self.stamp = 0
+        self.stamp = self.sent = self.sent_in = 0
 
 
 @dataclass(slots=True)
@@ -98,11 +99,11 @@ def load_of(chunks: list[Chunk]) -> ChunkLoad:
 
 
 def fast_path_covers(config: EngineConfig) -> bool:
-    """Whether the fast path knows the engine: one KV-cache group, no drafts, not the cadence of prompts, the priority of
+    """Whether the fast path knows the engine: no drafts, not the cadence of prompts, the priority of
     0.9.2 - 0.11.0, or the first async tail.
     """
     profile = profile_of(config.version)
-    if config.engine != "vllm-v1" or config.kv_groups is not None:
+    if config.engine != "vllm-v1":
         return False
     if config.num_spec_tokens or (config.prefill_schedule_interval > 1 and profile.prefill_interval):
         return False

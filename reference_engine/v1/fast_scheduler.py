@@ -9,18 +9,27 @@ The fast path's decisions written out in full, to be held against the plain sche
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sized
+from typing import Protocol, cast
 
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.decoding import DecodingBatch
 from reference_engine.model.request import RequestRecord, RequestState
 from reference_engine.model.step import RequestId, Step
 from reference_engine.v1.batch import Chunk, FastState, fast_pool
-from reference_engine.v1.blocks import BlockPool, Pool
+from reference_engine.v1.blocks import BlockPool, CountedPool, Pool, UnsharedPool
 from reference_engine.v1.scheduler import V1Scheduler
 
-__all__ = ["V1FastScheduler", "full_step"]
+__all__ = ["Demand", "Planned", "V1FastScheduler", "full_step"]
 Planned = tuple[FastState, int, int]  # a request outside the decoding batch, its tokens, its new blocks
+
+
+class Demand(Protocol):
+    """Blocks by batch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, batch: int, /) -> Sized: ...
 
 
 def _stamp(state: FastState) -> int:
@@ -39,10 +48,10 @@ class V1FastScheduler(V1Scheduler):
     pool: Pool
 
     def __init__(self, config: EngineConfig, sharing: bool) -> None:
-        pool = fast_pool(config, sharing)
-        super().__init__(config, pool)
+        super().__init__(config, self._pool_of(config, sharing))
+        pool = self.pool
         self.block_pool = pool if isinstance(pool, BlockPool) else None
-        self.count_pool = None if isinstance(pool, BlockPool) else pool
+        self.count_pool = pool if isinstance(pool, CountedPool | UnsharedPool) else None
         self.size = config.block_size
         self.output_lag = 1 if config.async_scheduling else 0
         self.batch = -1
@@ -54,6 +63,9 @@ class V1FastScheduler(V1Scheduler):
         self.stamps = 0
         self._joined = 0
         self._spare: Step | None = None
+
+    def _pool_of(self, config: EngineConfig, sharing: bool) -> Pool:
+        return fast_pool(config, sharing)
 
     @property
     def fast_running(self) -> list[FastState]:
@@ -195,12 +207,19 @@ class V1FastScheduler(V1Scheduler):
         whole = not self.config.enable_chunked_prefill
         return self.count_pool is not None and not (whole and self.profile.unchunked_prompt == "skipped")
 
-    def allocate_decoding(self, batch: int) -> None:
-        """Hand the decoding requests of an uneventful batch their blocks by name (`BlockPool`)."""
+    def allocate_decoding(self, batch: int) -> int:
+        """Hand the decoding requests of an uneventful batch their blocks by name; returns the free blocks left."""
         self.batch = batch
         for state in sorted(self.decoding_batch.needing_block(batch), key=_stamp):
             self.pool.allocate_new_blocks(state, 1)
         self._register([])
+        return self.pool.num_free_blocks
+
+    @property
+    def demand(self) -> Demand:
+        """By batch number modulo its length, something as long as the blocks that the batch asks for (or at most asks
+        for)."""
+        return self.decoding_batch.phases
 
     def end_decode_stretch(self, batch: int, free: int) -> None:
         """Uneventful batches have passed: `batch` is the newest, `free` blocks are left."""
@@ -228,7 +247,7 @@ class V1FastScheduler(V1Scheduler):
         """Drop a request that has its last token; asynchronous: its newest block is made findable before."""
         if self.output_lag and state.status == "running":
             state.num_output_placeholders = 0
-            self.pool.cache_blocks(state, state.num_computed_tokens // self.size)
+            self._cache_blocks(state, state.num_computed_tokens)
         self._drop(state)
 
     # ---- the walk over the running list ----

@@ -6,17 +6,20 @@ from dataclasses import replace
 from typing import cast
 
 from reference_engine.model.config import EngineConfig
+from reference_engine.model.decoding import DueBatch
 from reference_engine.model.kv_group import alignment_of, next_change
 from reference_engine.model.request import RequestState
 from reference_engine.model.step import Outcome, RequestId, Step
+from reference_engine.v1.batch import Chunk, FastState
 from reference_engine.v1.blocks import Pool
 from reference_engine.v1.coordinator import CacheHit, KvCacheCoordinator, LookupRules, hash_block_of
+from reference_engine.v1.fast_scheduler import Demand, Planned, V1FastScheduler
 from reference_engine.v1.group_blocks import GroupRules, SharedPool
 from reference_engine.v1.profile import DraftRules, SemanticsProfile, profile_of
 from reference_engine.v1.scheduler import V1Scheduler
 from reference_engine.v1.state_blocks import AlignedStateBlocks
 
-__all__ = ["HybridScheduler", "coordinator_of"]
+__all__ = ["HybridFastScheduler", "HybridScheduler", "coordinator_of"]
 
 
 def coordinator_of(config: EngineConfig, profile: SemanticsProfile) -> KvCacheCoordinator:
@@ -62,15 +65,18 @@ def _retention(config: EngineConfig, profile: SemanticsProfile) -> int | None:
 class HybridScheduler(V1Scheduler):
     """Decides as `V1Scheduler`; blocks come from a `KvCacheCoordinator`."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.blocks = coordinator_of(config, profile_of(config.version))
+    def __init__(self, config: EngineConfig, pool: Pool | None = None) -> None:
         # of the pool the base class only asks the free list; all that takes or finds blocks is overridden
-        super().__init__(config, cast("Pool", self.blocks))
+        super().__init__(config, self._pool_of(config) if pool is None else pool)
+        self.blocks = cast("KvCacheCoordinator", self.pool)
         self.hit_unit = self.blocks.rules.alignment
         self.aligned = next((b for b in self.blocks.groups if isinstance(b, AlignedStateBlocks)), None)
         self._found: CacheHit | None = None
         self._in_flight: dict[RequestId, int] = {}
         self._quiet: dict[RequestId, int] = {}  # computed tokens below which a decode changes nothing
+
+    def _pool_of(self, config: EngineConfig, sharing: bool = True) -> Pool:
+        return cast("Pool", coordinator_of(config, profile_of(config.version)))
 
     def schedule(self, now: float = 0.0) -> Step:
         """As `V1Scheduler.schedule`; states written in the last step can be hit now."""
@@ -143,9 +149,13 @@ class HybridScheduler(V1Scheduler):
             return True
         if not self._allocate_in_groups(state, num_new_tokens):
             return False
-        if num_new_tokens == 1 and not self.drafts.num_spec_tokens and self._in_flight.get(state.id, 0) <= 1:
+        if num_new_tokens == 1 and not self.drafts.num_spec_tokens and self._unprocessed(state) <= 1:
             self._quiet[state.id] = self._next_change(state.num_computed_tokens + 1)
         return True
+
+    def _unprocessed(self, state: RequestState) -> int:
+        """Tokens of a request that are in flight."""
+        return self._in_flight.get(state.id, 0)
 
     def _next_change(self, computed: int) -> int:
         """Computed tokens until which a decoding request neither takes, gives back nor registers a block."""
@@ -154,12 +164,12 @@ class HybridScheduler(V1Scheduler):
         changes = [next_change(b.group, computed) for b in self.blocks.groups]
         if lag:  # what is given back follows the processed tokens
             changes += [next_change(b.group, computed - lag) + lag for b in self.blocks.groups]
-        return min(*changes, -(-(computed + 1) // unit) * unit - 1)
+        return min(*changes, -(-(computed + 1 - lag) // unit) * unit - 1 + lag)
 
     def _allocate_in_groups(self, state: RequestState, num_new_tokens: int) -> bool:
         processed = None
         if self.profile.window_of_processed:
-            processed = state.num_computed_tokens - self._in_flight.get(state.id, 0)
+            processed = state.num_computed_tokens - self._unprocessed(state)
         lookahead = self.drafts.num_lookahead_tokens
         if not self.blocks.allocate(state, None, num_new_tokens, lookahead=lookahead, processed=processed):
             return False
@@ -212,3 +222,99 @@ class HybridScheduler(V1Scheduler):
         self._in_flight.pop(state.id, None)
         self._quiet.pop(state.id, None)
         self.blocks.forget(state.id)
+
+
+class HybridFastScheduler(V1FastScheduler, HybridScheduler):
+    """The fast path over several groups: a decoding request is looked at only where its blocks change."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, True)
+        self.due: DueBatch[FastState] = DueBatch(len(self.blocks.groups))
+        self.decoding_batch = self.due
+
+    def _pool_of(self, config: EngineConfig, sharing: bool = True) -> Pool:
+        return HybridScheduler._pool_of(self, config, sharing)
+
+    def decide(self) -> tuple[Step, list[Chunk], int]:
+        """As `V1FastScheduler.decide`; states written in the last step can be hit now."""
+        self.blocks.new_step()
+        decided = super().decide()
+        self.due.pass_over(self.batch)
+        return decided
+
+    def _advance_chunks(self, step: Step) -> list[Chunk]:
+        for request_id, tokens in step.scheduled.items():
+            state = self.fast_requests[request_id]
+            state.sent, state.sent_in = tokens, self.batch
+        return super()._advance_chunks(step)
+
+    def _unprocessed(self, state: RequestState) -> int:
+        assert isinstance(state, FastState)
+        if not self.output_lag:
+            return 0
+        if state.decoding and self.batch > state.first:
+            return 1
+        return state.sent if state.sent_in == self.batch - 1 else 0
+
+    def leave(self, state: FastState, last: int) -> None:
+        """As `V1FastScheduler.leave`; remembers the token in flight."""
+        if state.first <= last:
+            state.sent, state.sent_in = 1, last
+        super().leave(state, last)
+
+    def _schedule_running_together(self, step: Step) -> bool:
+        full = token_budget = self._token_budget
+        if self.due.count > full:
+            return False
+        plan: list[Planned] = []
+        if self.singles:
+            token_budget = self._plan(plan)
+            if token_budget < 0:
+                return False
+        else:
+            token_budget -= self.due.count
+        if self.by_priority and self._most_needed(plan) > self.pool.num_free_blocks:
+            return False
+        self._token_budget = token_budget
+        wanting = [(s.stamp, s, 1) for s in self.due.needing_block(self.batch)]
+        wanting += [(s.stamp, s, tokens) for s, tokens, _new in plan]
+        wanting.sort()
+        for _stamp, state, tokens in wanting:
+            if state.status == "preempted" or not self._advance_blocks(state, tokens, step):
+                break
+            if not state.decoding:
+                step.scheduled[state.id] = tokens
+        return True
+
+    def _most_needed(self, plan: list[Planned]) -> int:
+        """No fewer blocks than this batch takes."""
+        smallest = min(blocks.size for blocks in self.blocks.groups)
+        tokens = sum(tokens // smallest + 2 for _state, tokens, _new in plan)
+        return len(self.due[self.batch]) + len(self.blocks.groups) * tokens
+
+    def _advance_blocks(self, state: FastState, tokens: int, step: Step) -> bool:
+        """Blocks for a request's next tokens, evicting from the tail until they fit; False when it had to go itself."""
+        if state.decoding:
+            state.num_computed_tokens = computed = state.base + self.batch - 1
+            state.num_output_tokens = state.output_base + self.batch - 1 - self.output_lag
+        while not self._allocate_in_groups(state, tokens):
+            if self._preempt_last(step) is state:
+                return False
+        if state.decoding:
+            nothing_before = computed + 1 if self._unprocessed(state) > 1 else self._next_change(computed + 1)
+            self.due.wake(state, nothing_before - state.base + 1)
+        return True
+
+    def allocate_decoding(self, batch: int) -> int:
+        """As `V1FastScheduler.allocate_decoding`; windows give blocks back."""
+        self.batch = batch
+        self.blocks.new_step()
+        nobody = Step()
+        for state in sorted(self.due.needing_block(batch), key=lambda s: s.stamp):
+            self._advance_blocks(state, 1, nobody)
+        return self.pool.num_free_blocks
+
+    @property
+    def demand(self) -> Demand:
+        """The most blocks that a batch may take."""
+        return self.due

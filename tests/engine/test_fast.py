@@ -67,7 +67,7 @@ def _assert_equal(plain: PlainReplay, fast: FastReplay) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=cases(), model=MODELS)
+@given(case=cases() | cases(several=True), model=MODELS)
 def test_each_decision_is_the_plain_one(case: Any, model: StepTime) -> None:
     config, requests, sharing = case
     assume(fast_path_covers(config))
@@ -83,7 +83,7 @@ def test_each_decision_is_the_plain_one(case: Any, model: StepTime) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=cases(), model=MODELS)
+@given(case=cases() | cases(several=True), model=MODELS)
 def test_times_ledgers_and_gaps_are_the_plain_ones(case: Any, model: StepTime) -> None:
     config, requests, sharing = case
     assume(fast_path_covers(config))
@@ -96,7 +96,7 @@ def test_times_ledgers_and_gaps_are_the_plain_ones(case: Any, model: StepTime) -
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), steps=st.lists(st.integers(0, 40), min_size=14, max_size=14))
+@given(case=cases() | cases(several=True), steps=st.lists(st.integers(0, 40), min_size=14, max_size=14))
 def test_arrivals_in_steps(case: Any, steps: list[int]) -> None:
     config, requests, sharing = case
     assume(fast_path_covers(config))
@@ -110,7 +110,7 @@ def test_arrivals_in_steps(case: Any, steps: list[int]) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(case=cases(), marks=st.lists(st.floats(0, 1), min_size=1, max_size=5), plain=st.booleans())
+@given(case=cases() | cases(several=True), marks=st.lists(st.floats(0, 1), min_size=1, max_size=5), plain=st.booleans())
 def test_a_replay_in_pieces_is_the_whole_replay(case: Any, marks: list[float], plain: bool) -> None:
     config, requests, sharing = case
     whole = make_replay(config, LINEAR, sharing, keep_steps=True, plain=plain)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig
+from reference_engine.model.kv_group import KvGroup, alignment_of
 from reference_engine.model.request import Request
 
 VERSIONS = ["0.8.5", "0.9.2", "0.10.2", "0.11.1", "0.12.0", "0.18.0", "0.19.1", "0.23.0", "0.24.0", "0.28.0", "0.33.0"]  # fmt: skip
@@ -46,6 +48,29 @@ def configs(draw: st.DrawFn, **fixed: Any) -> EngineConfig:
 
 
 @st.composite
+def hybrid_configs(draw: st.DrawFn, **fixed: Any) -> EngineConfig:
+    """Engines of models with several KV-cache groups, of the releases whose groups are known."""
+    version = draw(st.sampled_from(["0.24.0", "0.28.0", "0.32.0", "0.33.0"]))
+    config = draw(configs(**{"version": version, **fixed}))
+    size = config.block_size
+    window = draw(st.sampled_from([3, 8, 20, 48]))
+    state = KvGroup("mamba", config.max_model_len)
+    if config.enable_prefix_caching:
+        state = KvGroup("mamba", size, mode="align", checkpoint=draw(st.booleans()))
+        if version < "0.29" and draw(st.booleans()):
+            state = KvGroup("mamba", size, mode="all")
+    second = draw(
+        st.sampled_from(
+            [KvGroup("sliding", size, window=window), KvGroup("chunked_local", size, window=window), state]
+            + [KvGroup("sliding", 2 * size, window=window)] * (state.mode != "all")
+        )
+    )
+    groups = (KvGroup("full", size), *[second] * draw(st.sampled_from([1, 1, 3])))
+    retention = draw(st.sampled_from([None, "dense", 0, 2 * alignment_of(groups)]))
+    return replace(config, kv_groups=groups, retention_interval=retention)
+
+
+@st.composite
 def workloads(draw: st.DrawFn, config: EngineConfig, sharing: bool, aborts: bool = True) -> list[Request]:
     requests: list[Request] = []
     arrival = 0.0
@@ -74,8 +99,8 @@ def workloads(draw: st.DrawFn, config: EngineConfig, sharing: bool, aborts: bool
 
 
 @st.composite
-def cases(draw: st.DrawFn, **fixed: Any) -> tuple[EngineConfig, list[Request], bool]:
-    """(configuration, workload, whether prompts may share content)."""
-    config = draw(configs(**fixed))
+def cases(draw: st.DrawFn, several: bool = False, **fixed: Any) -> tuple[EngineConfig, list[Request], bool]:
+    """(configuration, workload, whether prompts may share content); `several`: KV-cache groups."""
+    config = draw(hybrid_configs(**fixed) if several else configs(**fixed))
     sharing = draw(st.booleans())
     return config, draw(workloads(config, sharing)), sharing
