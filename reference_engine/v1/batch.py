@@ -13,6 +13,7 @@ from reference_engine.model.config import EngineConfig
 from reference_engine.model.decoding import DECODING_FIELDS, DecodingRequest, FastBatch
 from reference_engine.model.request import DECODE, RequestRecord, RequestState, chunk_kind
 from reference_engine.v1.blocks import BlockPool, Contents, CountedPool, UnsharedPool
+from reference_engine.v1.group_blocks import Table
 from reference_engine.v1.profile import profile_of
 
 __all__ = ["Chunk", "ChunkLoad", "FastState", "V1FastBatch", "fast_path_covers", "fast_pool", "load_of"]
@@ -22,15 +23,17 @@ class FastState(DecodingRequest):
     """A request that may join the decoding batch; every batch is a decode step.
 
     `draining`: its last token is in flight (asynchronous only). `stamp` orders requests as the running list does.
-    `sent`: tokens of its newest chunk, which was in batch `sent_in` (with several KV-cache groups only).
+    With several KV-cache groups only: `sent`: tokens of its newest chunk, which was in batch `sent_in`; `tables`: its blocks
+    in each group.
     """
 
-    __slots__ = (*DECODING_FIELDS, "draining", "sent", "sent_in", "stamp")
+    __slots__ = (*DECODING_FIELDS, "draining", "sent", "sent_in", "stamp", "tables")
 
     def __init__(self, record: RequestRecord, max_model_len: int) -> None:
         super().__init__(record, max_model_len)
         self.draining = False
         self.stamp = self.sent = self.sent_in = 0
+        self.tables: list[Table] = []
 
 
 @dataclass(slots=True)

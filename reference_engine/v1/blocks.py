@@ -101,6 +101,13 @@ class Contents:
         """Fill `state.hashes` up to `full` blocks."""
         hashes = state.hashes
         before = hashes[-1] if hashes else -1
+        size, prompt = self.block_size, state.num_prompt_tokens
+        if len(hashes) * size >= prompt and not self.lookahead:  # blocks of the answer: one run each
+            stream = f"o{state.id}"
+            for start in range(len(hashes) * size - prompt, full * size - prompt, size):
+                before = hash((before, ((stream, start, size),)))
+                hashes.append(before)
+            return
         for runs in _block_runs(state.request, len(hashes), full, self.block_size, self.lookahead):
             before = hash((before, runs))
             hashes.append(before)

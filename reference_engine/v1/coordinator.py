@@ -15,11 +15,13 @@ from reference_engine.model.step import RequestId
 from reference_engine.v1.blocks import Contents
 from reference_engine.v1.group_blocks import (
     HOLE,
+    NEVER,
     ChunkedLocalBlocks,
     GroupBlocks,
     GroupRules,
     SharedPool,
     SlidingBlocks,
+    Table,
 )
 from reference_engine.v1.state_blocks import AlignedStateBlocks, StateBlocks
 
@@ -149,6 +151,55 @@ class KvCacheCoordinator:
             blocks.grow(state.id, end, main)
         return True
 
+    def tables(self, request_id: RequestId) -> list[Table]:
+        """A request's blocks in each group, for `decode`."""
+        return [blocks.tables[request_id] for blocks in self.groups]
+
+    def decode(self, state: RequestState, tables: Sequence[Table], processed: int, known: int) -> bool:
+        """As `allocate` and `register` for the next token of a request that decodes without drafts; False (and no block
+        taken) when blocks lack. Only the groups in which something happens are touched.
+
+        Args:
+            state: who; its `num_computed_tokens` are those before this token.
+            tables: its tables.
+            processed: computed tokens without those of the batches in flight, where the release looks at that.
+            known: tokens whose blocks may be registered.
+        """
+        computed = state.num_computed_tokens
+        growing = []
+        for blocks, table in zip(self.groups, tables, strict=True):
+            if processed >= table.gives_at:
+                blocks.leave_window(state.id, processed)
+                table.gives_at = blocks.next_give(processed)
+            if computed >= len(table.blocks) * blocks.size:
+                growing.append(blocks)
+        if len(growing) > self.pool.num_free_blocks:
+            return False
+        for blocks in growing:
+            blocks.grow(state.id, computed + 1, computed + 1)
+        if self.prefix_caching:
+            aligned = self.rules.alignment
+            if known // aligned * aligned // self.groups[0].size > tables[0].registered:
+                self.register(state, known)
+        return True
+
+    def next_change(self, tables: Sequence[Table], computed: int, in_flight: int, unprocessed: int) -> int:
+        """Computed tokens at which `decode` next has something to do.
+
+        Args:
+            tables: the request's tables, after a `decode`.
+            computed: tokens after it.
+            in_flight: tokens of the batches in flight, which are not known yet.
+            unprocessed: as many, where windows wait for them.
+        """
+        change = NEVER
+        for blocks, table in zip(self.groups, tables, strict=True):
+            change = min(change, len(table.blocks) * blocks.size, table.gives_at + unprocessed)
+        if self.prefix_caching:
+            aligned, known = self.rules.alignment, computed - in_flight
+            change = min(change, (known // aligned + 1) * aligned - 1 + in_flight)
+        return max(change, computed)
+
     def _need(self, state: RequestState, end: int, found: Tables, computed: int, main: int, gate: bool) -> int:
         ends_prompt = main >= max(state.num_prompt_tokens, state.num_tokens - 1)
         return sum(
@@ -182,7 +233,7 @@ class KvCacheCoordinator:
         settled = max(0, tokens - lookup.held_back)
         beyond = settled // rules.alignment * rules.alignment
         hashes = self._hashes(state, tokens)
-        ends = self._ends(state)
+        ends = self._ends(state) if rules.retention is not None or rules.reregisters else ()
         for blocks in self.groups:
             upto = whole
             if len(self.groups) == 1:
@@ -193,7 +244,9 @@ class KvCacheCoordinator:
             blocks.register_tail(state.id, upto, state.num_prompt_tokens - (0 if lookup.tail_with_last else 1))
 
     def _hashes(self, state: RequestState, tokens: int) -> list[int]:
-        self._contents.extend(state, tokens // self.rules.hash_block)
+        full = tokens // self.rules.hash_block
+        if full > len(state.hashes):
+            self._contents.extend(state, full)
         return state.hashes
 
     def _ends(self, state: RequestState) -> list[int]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from reference_engine.model.kv_group import KvGroup, sequence_blocks
 from reference_engine.model.step import RequestId
 
-__all__ = ["HOLE", "ChunkedLocalBlocks", "GroupBlocks", "GroupRules", "SharedPool", "SlidingBlocks", "Table"]
+__all__ = ["HOLE", "NEVER", "ChunkedLocalBlocks", "GroupBlocks", "GroupRules", "SharedPool", "SlidingBlocks", "Table"]
 
 HOLE = -1
+NEVER = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +140,14 @@ class SharedPool:
 class Table:
     """A request's blocks in a group.
 
-    `registered`: positions that were looked at for registration; `left`: positions at the start that are all holes.
+    `registered`: positions that were looked at for registration; `left`: positions at the start that are all holes;
+    `gives_at`: processed tokens before which no more of them can be (`KvCacheCoordinator.decode`).
     """
 
     blocks: list[int] = field(default_factory=list)
     registered: int = 0
     left: int = 0
+    gives_at: int = 0
 
     @property
     def held(self) -> int:
@@ -178,6 +181,10 @@ class GroupBlocks:
     def skipped(self, computed: int) -> int:
         """Tokens before the first that the next one still sees."""
         return 0
+
+    def next_give(self, processed: int) -> int:
+        """Processed tokens, more than these, at which a whole block more leaves the window."""
+        return NEVER
 
     def need(
         self,
@@ -299,6 +306,11 @@ class SlidingBlocks(GroupBlocks):
         """All before the window of the next token, and before what several MTP modules keep."""
         return max(0, computed - self.group.window + 1 - self.rules.retained)
 
+    def next_give(self, processed: int) -> int:
+        """When the window has passed the end of the next block."""
+        over = self.skipped(processed) // self.size
+        return (over + 1) * self.size + self.group.window - 1 + self.rules.retained
+
     def run_needed(self, dropping: bool) -> int:
         """Blocks in a row that a hit needs, one more where the last is dropped."""
         return -(-(self.group.window - 1) // self.size) + dropping
@@ -308,8 +320,10 @@ class SlidingBlocks(GroupBlocks):
 
     def _kept(self, first: int, last: int, ends: Sequence[int]) -> set[int] | None:
         rules = self.rules
-        need = self.run_needed(self.marked)
         shift = int(self.marked)
+        if rules.retention == 0 and (first - shift) * self.size >= max(ends):
+            return set()
+        need = self.run_needed(self.marked)
         stretch = rules.alignment if rules.retention is None else rules.retention
         kept = set()
         if stretch:
@@ -330,6 +344,10 @@ class ChunkedLocalBlocks(GroupBlocks):
     def skipped(self, computed: int) -> int:
         """All before the chunk of the next token."""
         return computed // self.group.window * self.group.window
+
+    def next_give(self, processed: int) -> int:
+        """With the next chunk."""
+        return (processed // self.group.window + 1) * self.group.window
 
     def register_tail(self, request_id: RequestId, tokens: int, prompt: int) -> None:
         """Chunks are registered by whole blocks only."""

@@ -294,15 +294,28 @@ class HybridFastScheduler(V1FastScheduler, HybridScheduler):
 
     def _advance_blocks(self, state: FastState, tokens: int, step: Step) -> bool:
         """Blocks for a request's next tokens, evicting from the tail until they fit; False when it had to go itself."""
-        if state.decoding:
-            state.num_computed_tokens = computed = state.base + self.batch - 1
-            state.num_output_tokens = state.output_base + self.batch - 1 - self.output_lag
-        while not self._allocate_in_groups(state, tokens):
+        if not state.decoding:
+            while not self._allocate_in_groups(state, tokens):
+                if self._preempt_last(step) is state:
+                    return False
+            return True
+        lag, batch = self.output_lag, self.batch
+        state.num_computed_tokens = computed = state.base + batch - 1
+        state.num_output_tokens = state.output_base + batch - 1 - lag
+        if batch <= state.first + lag:  # what its last chunk did may not be settled
+            while not self._allocate_in_groups(state, 1):
+                if self._preempt_last(step) is state:
+                    return False
+            self.due.wake(state, batch + 1)
+            return True
+        if batch == state.first + lag + 1:
+            state.tables = self.blocks.tables(state.id)
+        unprocessed = lag if self.profile.window_of_processed else 0
+        while not self.blocks.decode(state, state.tables, computed - unprocessed, computed + 1 - lag):
             if self._preempt_last(step) is state:
                 return False
-        if state.decoding:
-            nothing_before = computed + 1 if self._unprocessed(state) > 1 else self._next_change(computed + 1)
-            self.due.wake(state, nothing_before - state.base + 1)
+        change = self.blocks.next_change(state.tables, computed + 1, lag, unprocessed)
+        self.due.wake(state, change - state.base + 1)
         return True
 
     def allocate_decoding(self, batch: int) -> int:

@@ -18,6 +18,10 @@ class StateBlocks(GroupBlocks):
         """Only the last token's state is needed."""
         return max(0, computed - 1)
 
+    def next_give(self, processed: int) -> int:
+        """With the first token of the next block."""
+        return (self.skipped(processed) // self.size + 1) * self.size + 1
+
     def need(
         self,
         request_id: RequestId,
@@ -63,6 +67,8 @@ class StateBlocks(GroupBlocks):
         rules = self.rules
         if rules.retention is None:
             return None
+        if rules.retention == 0 and first * self.size >= max(ends):
+            return set()
         kept = set()
         if rules.retention:
             blocks = rules.retention // self.size
