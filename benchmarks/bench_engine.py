@@ -24,6 +24,7 @@ from pathlib import Path
 
 from reference_engine.cost.step_time import LinearStepTime
 from reference_engine.model.config import EngineConfig
+from reference_engine.model.kv_group import KvGroup
 from reference_engine.model.request import Request, RequestRecord
 from reference_engine.replay.fast_v1 import FastReplay
 from reference_engine.replay.plain import PlainReplay
@@ -103,6 +104,20 @@ def drafting_pressure(count: int) -> Case:
     return Case(config, pressure(count).requests)
 
 
+def saturated_groups(minutes: float) -> Case:
+    """As `saturated`, on a model with a full and a sliding-window group (window of 1,024)."""
+    base = saturated(minutes)
+    groups = (KvGroup("full", 16), KvGroup("sliding", 16, window=1024))
+    return Case(replace(base.config, kv_groups=groups, num_blocks=60_000), base.requests)
+
+
+def groups_pressure(count: int) -> Case:
+    """As `pressure`, with both groups sharing 6,000 blocks."""
+    base = pressure(count)
+    groups = (KvGroup("full", 16), KvGroup("sliding", 16, window=256))
+    return Case(replace(base.config, kv_groups=groups, num_blocks=6000), base.requests)
+
+
 def mooncake(path: str) -> Case:
     """The trace, on the engine that `logscope replay` takes without a configuration."""
     return Case(nominal_setup().config, list(read_workload(path).requests))
@@ -114,6 +129,8 @@ CASES: dict[str, Callable[..., Case]] = {
     "pressure": pressure,
     "sharing": sharing_pressure,
     "drafting": drafting_pressure,
+    "saturated-groups": saturated_groups,
+    "groups": groups_pressure,
     "mooncake": mooncake,
 }
 
@@ -210,6 +227,10 @@ def main() -> None:
     case("512/256 under pressure", "pressure", options.requests, ["fast", "result"])
     case("the same, small", "pressure", options.requests // 10, ["plain", "fast"])
     case("with shared prefixes", "sharing", options.requests // 10, ["plain", "fast"])
+    case(
+        f"two KV-cache groups, {options.minutes / 2:g} min", "saturated-groups", options.minutes / 2, ["plain", "fast"]
+    )
+    case("two groups under pressure", "groups", options.requests // 10, ["plain", "fast"])
     case("with drafts", "drafting", options.requests // 10, ["plain"])
     if options.mooncake is not None:
         case("Mooncake conversations", "mooncake", str(options.mooncake), ["result"], 1)
