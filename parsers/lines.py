@@ -270,6 +270,13 @@ class TextBlock:
             return before + bytes(body[:end])
         return bytes(body[int(self.ends[index - 1]) + 1 - len(before) : end])
 
+    def lines_at(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Some lines (from 0)."""
+        data = self.data
+        return [
+            data[start:end] for start, end in zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True)
+        ]
+
     def texts(self) -> list[str]:
         """The lines; bytes that are no UTF-8 become U+FFFD."""
         lines = self.data.decode("utf-8", "replace").split("\n")

@@ -60,6 +60,28 @@ def test_what_a_client_sent_is_never_an_event(tmp_path: Path, text: str) -> None
     assert data.frames["stats"].height == 1
 
 
+def test_a_damaged_statistics_line_takes_none_with_it(tmp_path: Path) -> None:
+    whole = stats_v1(10, 34, 2, 91.0)
+    damaged = (
+        whole.replace("Running: ", "Run ing: ").replace("Waiting: ", "Wai ting: ").replace(" tokens/s", " to kens/s")
+    )
+    received = (
+        whole[: whole.index("] ") + 2]
+        + "Received request c-1: params: SamplingParams(n=1, max_tokens=16), lora_request: None."
+    )
+    data = parsed(tmp_path, [damaged, received])
+    assert data.frames["request"]["request_id"].to_list() == ["c-1"]
+    assert data.coverage.client_text == 0
+
+
+def test_an_unknown_message_may_hold_what_a_client_wrote(tmp_path: Path) -> None:
+    whole = stats_v1(10, 34, 2, 91.0)
+    unknown = whole[: whole.index("] ") + 2] + "The user said: hello"
+    data = parsed(tmp_path, [unknown, whole])
+    assert "stats" not in data.frames
+    assert data.coverage.client_text == 1
+
+
 def test_the_word_preempt_in_dumps_is_no_preemption(tmp_path: Path) -> None:
     lines = [
         "INFO 05-09 00:49:33 [core.py:60] Initializing a V1 LLM engine (v0.10.2) with config: model='m', preemption_mode=None",

@@ -30,6 +30,7 @@ _LAYERS = 3
 _FEWEST_LINES = 8
 _MOST_UNUSUAL = 3  # one line in so many may be worth a look; with more of them line by line is as fast
 _MOST_FORMS = 8
+_MOST_BARE = 1 << 12
 _DIGITS = np.frombuffer(b"0123456789", np.uint8)
 _RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
 
@@ -263,6 +264,8 @@ class _Pieces:
         self.unwrapper, self.bulk = unwrapper, bulk
         self._before: Envelopes | None = None  # of the last block, if its last line was a usual one
         self._forms: list[JsonForm] = []
+        self._bare: set[bytes] = set()  # lines that wear no envelope, as long as the survey finds the same
+        self._state: object = None
 
     def of(self, block: TextBlock) -> Piece:
         """The form in which a block can be read."""
@@ -276,13 +279,25 @@ class _Pieces:
             if not len(unusual) and not unwrapper.wraps(block.line(0)):
                 return block
             unwrapper.survey(block.head(SAMPLE))
-            if _is_plain(block, unusual, unwrapper):
+            if self._is_plain(block, unusual):
                 return block
             bare = without_envelopes(block, unwrapper, self._forms) if self.bulk else None
             if bare is not None:
                 return self._went_past(bare)
         self._before = None
         return unwrapper.feed_block(block.number, block.texts())
+
+    def _is_plain(self, block: TextBlock, unusual: NDArray[np.int64]) -> bool:
+        """Whether no line wears an envelope. Those of tracebacks come again and again: each is looked at once."""
+        state = self.unwrapper.survey_state
+        if state != self._state or len(self._bare) > _MOST_BARE:
+            self._state, self._bare = state, set()
+        lines = {block.line_bytes(0), *block.lines_at(unusual)}
+        new = lines - self._bare
+        if any(self.unwrapper.wraps(line.decode("utf-8", "replace")) for line in new):
+            return False
+        self._bare |= new
+        return True
 
     def _went_past(self, bare: TextBlock) -> TextBlock:
         last = len(bare.ends) - 1
@@ -302,10 +317,6 @@ def _rejoined(blocks: Iterator[TextBlock], rows: Rows, unwrapper: Unwrapper) -> 
         yield [line for number, text in joined for line in unwrapper.feed(number, text)]
     last = [line for number, text in rows.rest() for line in unwrapper.feed(number, text)]
     yield last + unwrapper.finish()
-
-
-def _is_plain(block: TextBlock, unusual: NDArray[np.int64], unwrapper: Unwrapper) -> bool:
-    return not any(unwrapper.wraps(block.line(index)) for index in (0, *unusual.tolist()))
 
 
 def _exported(blocks: Iterator[bytes], clock: Clock, *, by_entry: bool) -> Iterator[list[Line]]:

@@ -84,6 +84,11 @@ class Unwrapper:
         """Lines that were cut, and messages that journalctl left out ("[216B blob data]")."""
         return self._cut_lines + self._partials.cut_lines + self._blobs
 
+    @property
+    def survey_state(self) -> object:
+        """What `wraps` depends on beside the line, while nothing is `busy`."""
+        return [(layer.last, layer.shape, layer.worn) for layer in self._layers], self._outer is None
+
     def copy_of_survey(self) -> Unwrapper:
         """A new one that knows what this one's survey found."""
         copy = Unwrapper(self.clock)

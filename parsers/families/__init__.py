@@ -1,7 +1,7 @@
 """vLLM's message families: what a record's text says, as fields. One module a family holds all that is known of its formats.
 
-`match` finds the format of a message by its first word, then by the few templates that begin with it; `GATE` and `ANCHORS` let a
-caller skip most lines before that; `FORMATS` is the table of all formats (family, variant, versions); `schema` gives the frame of a
+`match` finds the format of a message by its first word, then by the few templates that begin with it; `ANCHORS` let a caller skip
+most lines before that; `FORMATS` is the table of all formats (family, variant, versions); `schema` gives the frame of a
 family's fields. `CLIENT_TEXT` says which parts of a message a client can write.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import regex
@@ -41,6 +43,7 @@ __all__ = [
     "Fields",
     "Format",
     "Match",
+    "begins_as_servers_own",
     "columns",
     "is_servers_own",
     "match",
@@ -48,6 +51,7 @@ __all__ = [
     "words_before_client_text",
 ]
 
+_MOST_REMEMBERED = 1 << 13  # characters
 _MODULES = {
     "preemption": preemption,
     "stats": stats,
@@ -106,7 +110,7 @@ def _anchors() -> tuple[str, ...]:
 
 
 ANCHORS: tuple[str, ...] = _anchors()
-GATE: re.Pattern[str] = re.compile("|".join(map(re.escape, ANCHORS)))
+GATE = re.compile("|".join(map(re.escape, ANCHORS)))
 
 
 class ClientText(NamedTuple):
@@ -148,6 +152,16 @@ _CLIENT_BEGINNINGS = tuple(
 )
 
 
+_OWN_BEGINNINGS = tuple(
+    {
+        f.body.split("{")[0]
+        for f in FORMATS
+        if f.family in ("stats", "iteration") and not f.floating and "{" in f.body[1:]
+    }
+    - {""}
+)
+
+
 def is_servers_own(family: str, variant: str) -> bool:
     """Whether no client can write into messages of this format."""
     return (family, variant) not in _OPEN
@@ -158,6 +172,13 @@ def words_before_client_text(message: str) -> str | None:
     if not message.startswith(_CLIENT_BEGINNINGS):
         return None
     return max((words for words in _CLIENT_BEGINNINGS if message.startswith(words)), key=len)
+
+
+def begins_as_servers_own(message: str) -> bool:
+    """Whether a message, perhaps damaged, begins with the words of a format that prints no text of a client's."""
+    engine = _ENGINE.match(message)
+    body = message[engine.end() :] if engine else message
+    return body.startswith(_OWN_BEGINNINGS)
 
 
 def columns(family: str) -> Mapping[str, Kind]:
@@ -183,6 +204,18 @@ def match(message: str, *, prefixed: bool) -> Match | None:
     line had none: then only texts that others print (uvicorn, the last line of a traceback) count, never vLLM's own.
     A record that holds a traceback is what its exception says, where that is known.
     """
+    if len(message) > _MOST_REMEMBERED:
+        return _match(message, prefixed)
+    found = _remembered(message, prefixed)
+    if found is None:
+        return None
+    fields = {name: v.copy() if isinstance(v, (dict, list)) else v for name, v in found.fields.items()}
+    return replace(found, fields=fields)
+
+
+def _match(message: str, prefixed: bool) -> Match | None:
+    if not GATE.search(message):
+        return None
     raised = _raised(message)
     if not prefixed:
         return raised or _read(_UVICORN_LEVEL.sub("", message, count=1), foreign=True)
@@ -193,6 +226,9 @@ def match(message: str, *, prefixed: bool) -> Match | None:
         return found  # a prompt may quote a traceback
     at = message.find(_TRACEBACK)
     return found if at < 0 else _with_traceback(message, at, found)
+
+
+_remembered = lru_cache(maxsize=1 << 9)(_match)  # a server that starts again and again says the same each time
 
 
 def _read(message: str, *, foreign: bool, raised: bool = False) -> Match | None:

@@ -14,7 +14,7 @@ import regex
 from parsers.families.formats import Fields, Format, Kind, compile_template
 from parsers.families.literals import end_of_call, iter_pairs, parse_literal, unquote
 
-__all__ = ["FORMATS", "SCHEMA"]
+__all__ = ["FORMATS", "PARAMS", "PROMPT", "PROMPT_IDS", "SCHEMA"]
 
 SCHEMA: dict[str, Kind] = {
     "request_id": Kind.TEXT,
@@ -39,8 +39,10 @@ SCHEMA: dict[str, Kind] = {
 }
 
 
+PROMPT = "prompt: "
+PROMPT_IDS = ", prompt_token_ids: "
 _RECEIVED = regex.compile(r"\s*+Received request (?P<id>\S+?): (?=prompt: |params: )")
-_PARAMS = ("params: SamplingParams(", "params: PoolingParams(", "params: BeamSearchParams(")
+PARAMS = ("params: SamplingParams(", "params: PoolingParams(", "params: BeamSearchParams(")
 # What stands between a prompt and "params: " (0.3.0 has no blank before "sampling").
 _BEFORE_PARAMS = regex.compile(r"(?:, prefix_pos: \S{1,20})?,\s?(?:sampling[ _])?\Z")
 _LIMIT = regex.compile(r"\b(max_tokens|min_tokens|n|best_of|ignore_eos)=(\d{1,18}|None|True|False)\b")
@@ -81,7 +83,7 @@ def _limits(params: str) -> Fields:
 
 def _received(text: str) -> Fields | None:
     found = _RECEIVED.match(text)
-    at = max(map(text.rfind, _PARAMS)) if found else -1
+    at = max(map(text.rfind, PARAMS)) if found else -1
     if found is None:
         return None
     start = found.end()
@@ -89,9 +91,9 @@ def _received(text: str) -> Fields | None:
     if at < 0:
         return None
     fields: Fields = {"request_id": found["id"]}
-    if text.startswith("prompt: ", start):
+    if text.startswith(PROMPT, start):
         before = _BEFORE_PARAMS.search(text[max(start, at - 64) : at])
-        _prompt(fields, text[start + 8 : at - (len(before[0]) if before else 0)].strip())
+        _prompt(fields, text[start + len(PROMPT) : at - (len(before[0]) if before else 0)].strip())
     value = at + len("params: ")
     end = end_of_call(text, value)
     fields["params"] = text[value:end]
@@ -109,9 +111,9 @@ def _details(text: str) -> Fields | None:
     if found is None:
         return None
     fields: Fields = {"request_id": found["id"]}
-    at = text.rfind(", prompt_token_ids: ")
+    at = text.rfind(PROMPT_IDS)
     _prompt(fields, text[found.end() : at if at >= 0 else len(text)].strip())
-    fields["num_prompt_token_ids"] = _count_ids(text, at + 20) if at >= 0 else None
+    fields["num_prompt_token_ids"] = _count_ids(text, at + len(PROMPT_IDS)) if at >= 0 else None
     return fields
 
 

@@ -224,7 +224,7 @@ class SourceReader:
 
     def foreign(self, record: Record, part: RecordText, found: families.Match | None = None) -> Iterator[Event]:
         """A line without prefix: an access line, the end of a traceback, or nothing known."""
-        if found is None and families.GATE.search(part.text):
+        if found is None:
             found = families.match(part.text, prefixed=False)
         if found is None:
             self.coverage.foreign_lines += 1
@@ -314,13 +314,11 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
     header = record.header
     if len(record.lines) > 1 and header is not None and header.level in _ERROR_LEVELS:
         for part in reversed(record.lines):
-            if families.GATE.search(part.text) and (found := families.match(part.text, prefixed=False)):
+            if found := families.match(part.text, prefixed=False):
                 return found, part.number, 0
     if header is not None and header.level in _ERROR_LEVELS and (echo := _echo(record)) is not None:
         return echo, record.number, 0
     message = record.message
-    if not families.GATE.search(message):
-        return (*_with_tail(record, None, message),)
     found = families.match(message, prefixed=True)
     if record.tail and len(record.lines) == 1:
         return (*_with_tail(record, found, message),)
@@ -332,7 +330,7 @@ def _wrapped_exception(parts: Sequence[RecordText]) -> tuple[families.Match | No
     text = parts[0].text
     if len(parts) < 2 or not _EXCEPTION.match(text):
         return None, 0
-    best = families.match(text, prefixed=False) if families.GATE.search(text) else None
+    best = families.match(text, prefixed=False)
     if best is not None:
         return best, 0
     for count, part in enumerate(parts[1:], 1):
@@ -340,7 +338,7 @@ def _wrapped_exception(parts: Sequence[RecordText]) -> tuple[families.Match | No
             break
         for glue in ("", " "):
             joined = text + glue + part.text
-            found = families.match(joined, prefixed=False) if families.GATE.search(joined) else None
+            found = families.match(joined, prefixed=False)
             if found is not None:
                 return found, count
         text += part.text
@@ -369,11 +367,11 @@ def _with_tail(record: Record, found: families.Match | None, message: str) -> tu
         return found, record.number, 0
     for count in range(1, len(record.tail) + 1):
         part = record.tail[count - 1].text
-        if not part.strip() or (families.GATE.search(part) and families.match(part, prefixed=False)):
+        if not part.strip() or families.match(part, prefixed=False):
             break
         for glue in ("", " "):
             joined = message + glue + part
-            more = families.match(joined, prefixed=True) if families.GATE.search(joined) else None
+            more = families.match(joined, prefixed=True)
             if (
                 more is not None
                 and _says(more) > (_says(best) if best is not None else 0)

@@ -459,7 +459,7 @@ def _has_prefix_of(record: Record, header: Header) -> bool:
 
 def is_told_again(pending: Record, header: Header, message: str) -> bool:
     """Whether a line is no record but a further line of what a client wrote into the pending one."""
-    if not _has_prefix_of(pending, header) or not families.GATE.search(message):
+    if not _has_prefix_of(pending, header):
         return False
     said = families.match(message, prefixed=True)
     if said is None:
@@ -467,7 +467,7 @@ def is_told_again(pending: Record, header: Header, message: str) -> bool:
     before = families.match(pending.message, prefixed=True)
     if before is not None:
         return said.family != before.family and not families.is_servers_own(before.family, before.variant)
-    if _LIFE.match(pending.message) and _LIFE.match(message):
+    if families.begins_as_servers_own(pending.message) or (_LIFE.match(pending.message) and _LIFE.match(message)):
         return False
     return said.family in _NO_ERRORS or _CLIENT_FACING.match(header.origin) is not None
 
@@ -477,7 +477,7 @@ _NO_ERRORS = frozenset(("stats", "iteration", "preemption", "request", "startup"
 
 def _is_servers(message: str) -> bool:
     """Whether a message is known, and all of it the server's own."""
-    said = families.match(message, prefixed=True) if families.GATE.search(message) else None
+    said = families.match(message, prefixed=True)
     return said is not None and families.is_servers_own(said.family, said.variant)
 
 

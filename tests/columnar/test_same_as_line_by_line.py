@@ -247,6 +247,20 @@ def test_what_is_common_is_read_in_bulk(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(one_by_one) < 20
 
 
+def test_a_message_that_no_family_knows_is_known_again_by_its_words_whatever_its_stamp(short_stretches: None) -> None:
+    stamps = [
+        "05-09 00:49:33",
+        "05-09 00:49:34",
+        "12-31 23:59:60",
+        "13-01 00:00:00",
+        "05-09 24:00:00",
+        "05-09 00:49:35",
+    ]
+    lines = [f"(APIServer pid=7) ERROR {stamp} [serving_chat.py:1105] Error in the stream." for stamp in stamps * 3]
+    data = "\n".join([*v1_start(), *lines, *lines[::-1]]).encode()
+    assert_same([Blocks(data, [900])], [Blocks(data, [900])])
+
+
 def test_the_year_is_carried_through_new_year_and_back(tmp_path: Path) -> None:
     stamps = ["12-30 23:59:58", "12-31 23:59:59", "01-01 00:00:01", "12-31 23:59:59", "01-02 00:00:00"]
     lines = [line for stamp in stamps for i in range(20) for line in request_lines(f"c{i}", stamp)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import polars as pl
@@ -13,7 +13,7 @@ from parsers.reading.events import Event
 from parsers.reading.frames import Coded, FrameBuilder, Lean, Value, columns_of
 from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts
-from parsers.reading.in_bulk.messages import BlockMessages
+from parsers.reading.in_bulk.messages import BlockMessages, Memory
 from parsers.reading.in_bulk.parts import Column, Part, joined, series
 from parsers.reading.in_bulk.templates import Structure
 from parsers.records.prefix import parse_header
@@ -40,8 +40,10 @@ class BlockRows:
         messages: BlockMessages,
         facts: EnvelopeFacts | None,
         take: Callable[[Event], None],
+        memory: Memory,
     ) -> None:
         count = len(block)
+        self.memory = memory
         self.reader, self.builder = reader, builder
         self.first, self.block, self.found, self.messages, self.facts = (first, block, found, messages, facts)
         self.taken = np.zeros(count, np.bool_)
@@ -70,8 +72,8 @@ class BlockRows:
         self.taken[part] = True
         telling = np.flatnonzero(self.found.telling[part] & ~event)
         if not event.any():
-            for row in telling.tolist():
-                self._foreign(start + row)
+            for row, text in self._telling(telling + start):
+                self._foreign(row, text)
             return True
         family = "stats" if self.messages.serving[part].any() else "http"
         record = Record([], outer=None if self.facts is None else self.facts.outer)
@@ -89,10 +91,10 @@ class BlockRows:
         numbered = np.cumsum(event)
         self.order[part] = builder.order + numbered - 1
         before = 0
-        for row in telling.tolist():  # what it says stands between events
-            builder.number(int(numbered[row]) - before, place.server, reader.name, None)
-            before = int(numbered[row])
-            self._foreign(start + row)
+        for row, text in self._telling(telling + start):  # what it says stands between events
+            builder.number(int(numbered[row - start]) - before, place.server, reader.name, None)
+            before = int(numbered[row - start])
+            self._foreign(row, text)
         builder.number(int(numbered[-1]) - before, place.server, reader.name, None if newest == _NEVER else newest)
         return True
 
@@ -108,10 +110,15 @@ class BlockRows:
         for row in np.flatnonzero(self.warning[part]) + part.start:
             reader.note_warning(self.first + int(row), self.messages.warnings[int(row)])
 
-    def _foreign(self, row: int) -> None:
+    def _telling(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, str]]:
+        """Those of the lines that may say something, with their texts."""
+        mute = self.memory.mute
+        return ((r, text) for r, text in zip(rows.tolist(), self.block.texts(rows), strict=True) if text not in mute)
+
+    def _foreign(self, row: int, text: str) -> None:
         """Read a line without prefix as the reference does: with the record that it stands behind."""
         owner = int(self.owner[row])
-        begin, text = self.block.texts(np.array([owner, row]))
+        (begin,) = self.block.texts(np.array([owner]))
         header = parse_header(begin) if owner < row else None
         outer = None if self.facts is None else self.facts.at(owner)
         part = RecordText(self.first + row, text)
@@ -120,9 +127,14 @@ class BlockRows:
         else:
             first = RecordText(self.first + owner, begin[header.start :])
             record = Record([first], header, header.process, header.pid, header.actors, outer)
-        self.reader.coverage.foreign_lines -= 1  # counted with the others
-        for event in self.reader.foreign(record, part):
+        reader, engines = self.reader, self.reader.coverage.other_engines
+        reader.coverage.foreign_lines -= 1  # counted with the others
+        before = reader.behind, sum(engines.values())
+        events = list(reader.foreign(record, part))
+        for event in events:
             self.take(event)
+        if not events and before == (reader.behind, sum(engines.values())):
+            self.memory.note_mute(text)
 
     def hand_over(self, evidence: Evidence | None) -> None:
         """Give the frames to the builder, and the texts of statistics lines to who asked for them."""

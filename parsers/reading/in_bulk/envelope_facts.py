@@ -26,6 +26,7 @@ _MOST_KNOWN = 1 << 12
 _MOST_SIZES = 8
 _SECOND_US = 1_000_000
 _ZERO = ord("0")
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 class EnvelopeFacts(NamedTuple):
@@ -77,6 +78,8 @@ class KnownEnvelopes:
     """The beginnings seen so far in a source."""
 
     _known: dict[tuple[object, ...], _Beginning | None] = field(default_factory=dict)
+    _clocks: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """Which clock tells the seconds, by beginning with zeros for all digits: tried once, not in each minute."""
 
     def facts_of(self, block: TextBlock) -> EnvelopeFacts | None:
         """The facts of a block's lines; None where they are to be read line by line."""
@@ -131,7 +134,18 @@ class KnownEnvelopes:
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = _tried(envelopes, row, bare, clocks)
+                self._clocks.clear()
+            kind = (*envelopes.names, bare.translate(_ZEROS))
+            clock = self._clocks.get(kind)
+            if clock is None:
+                found = _tried(envelopes, row, bare, clocks)
+                if found is not None:
+                    self._clocks[kind] = found.clock
+            else:
+                outer = envelopes.facts(envelopes.with_head(row, bare))
+                told = outer.time_us is not None
+                found = _Beginning(outer._replace(time_us=None), outer.time_us or 0, clock) if told else None
+            self._known[key] = found
         return self._known[key]
 
 

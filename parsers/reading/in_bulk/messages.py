@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from parsers import families
-from parsers.reading.by_line import WARNING_LEVELS, hide_text
+from parsers.reading.by_line import MAX_TEXT, WARNING_LEVELS, hide_text
 from parsers.reading.frames import Coded, fields_frame
 from parsers.reading.in_bulk.block import Block, Mask, Rows, rows_of
 from parsers.reading.in_bulk.gauges import KnownGauges, gauges
@@ -28,6 +28,8 @@ __all__ = ["BlockMessages", "Memory", "messages_of"]
 
 _FAMILIES = ("request", "stats", "iteration")  # what they say changes no server's state
 
+_MOST_MUTE = 1 << 12
+
 
 @dataclass(slots=True)
 class Memory:
@@ -36,6 +38,15 @@ class Memory:
     lines: Known = field(default_factory=Known)
     parameters: KnownParameters = field(default_factory=KnownParameters)
     gauges: KnownGauges = field(default_factory=KnownGauges)
+    mute: set[str] = field(default_factory=set)
+    """Lines without prefix that looked as if they said something, and do not."""
+
+    def note_mute(self, text: str) -> None:
+        """Remember such a line, where it is short."""
+        if len(self.mute) >= _MOST_MUTE:
+            self.mute.clear()
+        if len(text) <= MAX_TEXT:
+            self.mute.add(text)
 
 
 @dataclass(slots=True)
@@ -97,7 +108,7 @@ def _alike_records(block: Block, messages: BlockMessages, group: AlikeRecords, m
     if beginning.variant == "received":
         parts, good = received(block, rows, message, verb, memory.parameters)
         if not good.all():
-            others, read = prompted(block, rows[~good], message, verb)
+            others, read = prompted(block, rows[~good], message, verb, memory.parameters)
             parts += others
             good[~good] = read
     elif family == "request":

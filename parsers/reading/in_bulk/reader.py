@@ -162,7 +162,7 @@ class _SourceInBulk:
         complete = messages.request if facts is None else np.zeros_like(messages.request)
         mark_told_again(found, messages.event)
         last = mark_tails(found, block, complete)
-        stretch = BlockRows(self.reader, self.builder, number, block, found, messages, facts, self.take)
+        stretch = BlockRows(self.reader, self.builder, number, block, found, messages, facts, self.take, self.memory)
         count = last if more and last else len(block)
         self._lines(stretch, count)
         stretch.hand_over(self.evidence)

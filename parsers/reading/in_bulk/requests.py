@@ -22,7 +22,7 @@ from parsers.reading.in_bulk.templates import WORD_CHARS
 from parsers.records.prefix import find_glued, strip_ansi
 from parsers.records.record import Record, RecordText, is_open, may_continue
 
-__all__ = ["KnownParameters", "fields_of", "is_simple", "learned_holes", "life_lines", "received"]
+__all__ = ["KnownParameters", "is_simple", "learned_holes", "life_lines", "received"]
 
 _LONGEST_ID = 256
 _LONGEST = MARGIN - 512  # with other numbers it may become longer
@@ -45,13 +45,14 @@ _MOST_MISSES = 8
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """What follows the id: `pieces` are the texts of `params` around the numbers, after it stand `rest` bytes.
+    """What follows the id: at `start` the `pieces` of `params` around its numbers, and after it `rest` bytes.
 
     `columns` are the fields but for the limits.
     """
 
     shape: Shape
     pieces: tuple[str, ...]
+    start: int
     rest: int
     columns: dict[str, Column]
 
@@ -83,10 +84,12 @@ def life_lines(block: Block, rows: Rows, message: int, verb: str, variant: str) 
     return Part(rows[good], columns), good
 
 
-def received(block: Block, rows: Rows, message: int, verb: str, known: KnownParameters) -> tuple[list[Part], Mask]:
-    """`Received request x: params: …`, and which rows were read."""
+def received(
+    block: Block, rows: Rows, message: int, verb: str, known: KnownParameters, opening: bytes = _PARAMS
+) -> tuple[list[Part], Mask]:
+    """`Received request x: params: …`, and which rows were read; `opening` is what stands between the id and the parameters."""
     starts = block.starts[rows] + (message + len(verb))
-    sizes, good = _id_sizes(block, starts)
+    sizes, good = _id_sizes(block, starts, opening)
     fit, ids = block.strings(starts[good], sizes[good], _WORD)
     good[good] = fit
     if not fit.all():
@@ -118,7 +121,7 @@ def received(block: Block, rows: Rows, message: int, verb: str, known: KnownPara
         said = block.stretch(int(places[at]), int(ends[at]))
         learned = False
         for loose in (False, True)[len(known.all) >= _MANY_SHAPES :]:
-            seen = _parameters_of(said, loose=loose)
+            seen = _parameters_of(said, len(opening) - len(": "), loose=loose)
             if seen is not None and len(left) and take(seen) >= _FEWEST:
                 known.all.append(seen)
                 learned = True
@@ -130,16 +133,16 @@ def received(block: Block, rows: Rows, message: int, verb: str, known: KnownPara
     return parts, good
 
 
-def _id_sizes(block: Block, starts: Rows) -> tuple[Rows, Mask]:
+def _id_sizes(block: Block, starts: Rows, opening: bytes) -> tuple[Rows, Mask]:
     """How long the ids are that are followed by parameters, and where there is one. Most are as long as the first."""
-    first = block.stretch(int(starts[0]), int(starts[0]) + _NEAR).find(_PARAMS)
+    first = block.stretch(int(starts[0]), int(starts[0]) + _NEAR).find(opening)
     sizes = np.full(len(starts), max(first, 0))
-    good = block.equal(starts + first, _PARAMS) if first > 0 else np.zeros(len(starts), np.bool_)
+    good = block.equal(starts + first, opening) if first > 0 else np.zeros(len(starts), np.bool_)
     if not good.all():
         others = starts[~good]
         size = (block.fetched(others, _NEAR) == ord(":")).argmax(axis=1)
         sizes[~good] = size
-        good[~good] = (size > 0) & block.equal(others + size, _PARAMS)
+        good[~good] = (size > 0) & block.equal(others + size, opening)
     return sizes, good
 
 
@@ -154,9 +157,8 @@ def _columns(
         return {**columns, "params": parameters.pieces[0]}
     count = len(places)
     if len(limits) < len(numbers) or _are_many(limits, count):
-        start = len(_PARAMS) - len(": ")
-        sizes = ends - places - (start + parameters.rest)
-        _, printed = block.strings(places + start, sizes, _ANY)
+        sizes = ends - places - (parameters.start + parameters.rest)
+        _, printed = block.strings(places + parameters.start, sizes, _ANY)
         return {**columns, "params": printed}
     # Few limits come again and again: each text is made once.
     rows = np.zeros((1, 0), np.int64)
@@ -190,26 +192,25 @@ def _different(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 @lru_cache(maxsize=1 << 10)
-def _parameters_of(said: bytes, *, loose: bool) -> _Parameters | None:
-    """The shape and the fields of what follows `Received request x: `; None where the line is to be read by itself.
+def _parameters_of(said: bytes, start: int, *, loose: bool) -> _Parameters | None:
+    """The shape and the fields of what follows `Received request x: `, with the parameters at `start`; None where the line is to be read by itself.
 
     In a `loose` shape other numbers may vary too.
     """
-    fields = fields_of(said) if len(said) < _LONGEST else None
+    fields = _fields_of(said) if len(said) < _LONGEST else None
     if fields is None:
         return None
-    start = len(_PARAMS) - len(": ")
     params = said[start : start + len(str(fields["params"]))]
     if params.decode() != fields["params"]:
         return None
-    holes = learned_holes(said, fields, fields_of, families.columns("request"), _COPIES, loose=loose)
+    holes = learned_holes(said, fields, _fields_of, families.columns("request"), _COPIES, loose=loose)
     shape = shape_of(said, holes)
     if shape is None:
         holes, shape = [], shape_of(said, [])
     if shape is None:
         return None
     columns = fields_frame("request", [fields]).row(0, named=True)
-    own = {"request_id", "params", *(hole.name for hole in holes)}
+    own = {"request_id", "params", "prompt", "prompt_chars", *(hole.name for hole in holes)}
     columns = {n: value for n, value in columns.items() if value is not None and n not in own}
     pieces, at = [], start
     for hole in (*holes, None):
@@ -217,12 +218,12 @@ def _parameters_of(said: bytes, *, loose: bool) -> _Parameters | None:
         pieces.append(said[at:end].decode())
         at = hole.end if hole is not None else end
     columns["variant"] = "received"
-    return _Parameters(shape, tuple(pieces), len(said) - start - len(params), columns)
+    return _Parameters(shape, tuple(pieces), start, len(said) - start - len(params), columns)
 
 
-def fields_of(said: bytes, *, prompt: bool = False) -> Fields | None:
-    """What `Received request x: …` says; None where the line is to be read by itself. A `prompt` is to be one word."""
-    if not said.isascii() or said.count(b"prompt: ") != prompt:
+def _fields_of(said: bytes) -> Fields | None:
+    """What `Received request x: …` says; None where the line is to be read by itself."""
+    if not said.isascii() or said.count(b"prompt: ") != said.startswith(b"prompt: "):
         return None
     message = f"Received request {_ANY_ID}: {said.decode()}"
     if not is_simple(message):

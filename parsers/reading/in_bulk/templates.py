@@ -24,7 +24,7 @@ from parsers.reading.by_line import MAX_ROWS, level_of
 from parsers.reading.frames import Value
 from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
 from parsers.records.dates import Stamps, packed_stamps
-from parsers.records.prefix import LEVELS, find_glued, parse_header, split_tags, strip_ansi
+from parsers.records.prefix import LEVELS, Header, find_glued, parse_header, split_tags, strip_ansi
 from parsers.records.record import MAX_TAIL, OPENER, Assembler
 from parsers.records.servers import OF_A_START
 
@@ -56,6 +56,9 @@ _MOST_PATTERNS = 8
 _MOST_MISSES = 64
 _FEWEST = 4  # lines alike, or it is not worth remembering
 _STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
+_OTHER_STAMPS = (("12-31 23:59:58", (12, 31, 23, 59, 58)), ("01-02 03:04:05", (1, 2, 3, 4, 5)))
+_MOST_WHOLE = 1 << 12
+_LONGEST_WHOLE = 1 << 11
 _NUMBER = re.compile(r"\d")
 _CLIENT = Alphabet(CLIENT_CHARS)
 _OTHER_CLIENTS = ("1.2.3.4:5", "[fe80::1]:65535")
@@ -88,6 +91,14 @@ class Beginning(NamedTuple):
         return len(self.before) + STAMP_SIZE + len(self.after)
 
 
+class Alone(NamedTuple):
+    """A line read by itself: its record's prefix, whether it is that record and nothing else, and whether other parts have a prefix or a tag."""
+
+    header: Header | None
+    plain: bool
+    tagged: bool
+
+
 class AccessEnd(NamedTuple):
     """What follows the client in access lines alike."""
 
@@ -113,12 +124,29 @@ class Known:
     access: dict[bytes, AccessHead] = field(default_factory=dict)
     access_patterns: dict[str, AccessHead] = field(default_factory=dict)
     """Of any access line, with what stands before the client."""
+    whole: dict[str, Alone] = field(default_factory=dict)
+    """Other records that came more than once, by their line with NUL for the stamp."""
+    _once: set[str] = field(default_factory=set)
 
     @property
     def count(self) -> int:
         """How many there are."""
         ends = sum(len(head.ends) for head in self.access.values())
         return ends + sum(map(len, self.records.values()))
+
+    def note(self, key: str, one: Alone, stamp: re.Match[str]) -> None:
+        """A record of one line, without its stamp: remembered when it comes again, and nothing else in it depends on the stamp."""
+        if len(self.whole) + len(self._once) >= _MOST_WHOLE:
+            self.whole.clear()
+            self._once.clear()
+        if key not in self._once:
+            self._once.add(key)
+            return
+        text, (start, end) = stamp.string, stamp.span()
+        others = [(parts, _alone(text[:start] + other + text[end:])) for other, parts in _OTHER_STAMPS]
+        assert one.header is not None
+        if text[:start].isascii() and all(o == one._replace(header=replace(one.header, stamp=p)) for p, o in others):
+            self.whole[key] = one
 
 
 class AlikeRecords(NamedTuple):
@@ -194,10 +222,10 @@ def _beginning_of(text: str) -> Beginning | None:
         return None
     stamp = _STAMP.search(text, 0, header.start)
     message = text[header.start :]
-    found = families.match(message, prefixed=True) if families.GATE.search(message) else None
+    found = families.match(message, prefixed=True)
     if stamp is None or found is None or found.variant in OF_A_START:
         return None
-    for other, parts in (("12-31 23:59:58", (12, 31, 23, 59, 58)), ("01-02 03:04:05", (1, 2, 3, 4, 5))):
+    for other, parts in _OTHER_STAMPS:
         if parse_header(text[: stamp.start()] + other + text[stamp.end() :]) != replace(header, stamp=parts):
             return None
     verb = _verb(message, found)
@@ -252,7 +280,7 @@ def _access_of(text: str) -> tuple[AccessHead, str | None] | None:
 def _access_fields(text: str, start: int) -> dict[str, Value] | None:
     """What an access line says that is nothing else besides."""
     message = text[start:]
-    if find_glued(text, 0) >= 0 or strip_ansi(text) != text or not families.GATE.search(message):
+    if find_glued(text, 0) >= 0 or strip_ansi(text) != text:
         return None
     found = families.match(message, prefixed=False)
     if found is None or (found.family, found.variant) != ("http", "access"):
@@ -336,6 +364,7 @@ _TELLING_WORDS = [
 _ODD = r"[\x00-\x08\x0a-\x1f]|\^\[\[|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m|x across cluster\]"
 # The first line of several (`parsers.records.record.may_continue`).
 _DENSE_ANCHORS = pl.Series([[anchor.replace(" ", "") for anchor in ANCHORS]])
+_DENSE = re.compile("|".join(re.escape(anchor.replace(" ", "")) for anchor in ANCHORS).encode())
 _NONE = pl.DataFrame()
 _RECORD_COLUMNS = {
     "row": pl.Int64(),
@@ -392,7 +421,7 @@ def structure_of(block: Block, alike: Alike, known: Known) -> Structure:
         blank=text.str.contains(r"^\s*$"),
         telling=text.str.contains_any(marks),
     )
-    _other_records(found, looked.filter("record"))
+    _other_records(found, block, looked.filter("record"), known)
     foreign = looked.filter(~pl.col("record"))
     for name, mask in (("odd", bad), ("blank", blank), ("telling", telling)):
         mask[rows_of(foreign.filter(name))] = True
@@ -414,29 +443,52 @@ def _other_accesses(found: Structure, rest: pl.DataFrame, known: Known) -> pl.Da
     return rest
 
 
-def _other_records(found: Structure, lines: pl.DataFrame) -> None:
+def _other_records(found: Structure, block: Block, lines: pl.DataFrame, known: Known) -> None:
     """Read lines that may have a prefix as the reference reads them; those that are more than one record are bad."""
+    again: list[tuple[int, int]] = []
     records: list[tuple[object, ...]] = []
     for row, text in lines.select("row", "line").iter_rows():
-        assembler = Assembler()
-        assembler.first = False
-        done = list(assembler.feed(Line(row, text)))
-        record = assembler.pending
-        header = record.header if record is not None else None
-        if record is None or header is None:
-            found.bad[row] = True
-            parts = [*done, record] if record is not None else done
-            found.tagged[row] = any(part.header is not None or part.process or part.pid for part in parts)
-            continue
-        found.header[row] = True
-        found.stamps[row] = packed_stamps(*map(np.int64, header.stamp))
-        plain = not (done or header.actors or header.start > MAX_HEAD) and text.endswith(record.lines[0].text)
-        if plain and len(text) == header.start + len(record.lines[0].text):
-            records.append((row, header.process, header.pid, header.level, header.origin, text, header.start))
+        stamp = _STAMP.search(text, 0, MAX_HEAD)
+        key = "" if stamp is None else text[: stamp.start()] + "\0" + text[stamp.end() :]
+        one = known.whole.get(key)
+        if one is not None and stamp is not None:
+            again.append((row, stamp.start()))
         else:
-            found.bad[row] = True
+            one = _alone(text)
+            if stamp is not None and one.plain and len(text) <= _LONGEST_WHOLE:
+                known.note(key, one, stamp)
+            found.bad[row] = not one.plain
+            found.tagged[row] = one.tagged
+            if one.header is None:
+                continue
+            found.header[row] = True
+            found.stamps[row] = packed_stamps(*map(np.int64, one.header.stamp))
+        header = one.header
+        if header is not None and one.plain:
+            records.append((row, header.process, header.pid, header.level, header.origin, text, header.start))
+    if again:
+        rows, places = np.array(again, np.int64).T
+        moments, good = stamps(block, block.starts[rows] + places)
+        found.header[rows] = good
+        found.stamps[rows] = moments
+        found.bad[rows] = ~good
     if records:
-        found.records = pl.DataFrame(records, _RECORD_COLUMNS, orient="row")
+        frame = pl.DataFrame(records, _RECORD_COLUMNS, orient="row")
+        found.records = frame.filter(pl.Series(found.header[rows_of(frame)]))
+
+
+def _alone(text: str) -> Alone:
+    """A line as the reference reads it that has seen nothing before."""
+    assembler = Assembler()
+    assembler.first = False
+    done = list(assembler.feed(Line(0, text)))
+    record = assembler.pending
+    header = record.header if record is not None else None
+    if record is None or header is None:
+        parts = [*done, record] if record is not None else done
+        return Alone(None, False, any(part.header is not None or part.process or part.pid for part in parts))
+    plain = not (done or header.actors or header.start > MAX_HEAD) and text.endswith(record.lines[0].text)
+    return Alone(header, plain and len(text) == header.start + len(record.lines[0].text), False)
 
 
 def is_odd(message: pl.Expr) -> pl.Expr:
@@ -472,6 +524,7 @@ def mark_told_again(found: Structure, read: Mask) -> None:
     before, after = rows[:-1], rows[1:]
     same = (codes[before] == codes[after]) & (found.stamps[before] == found.stamps[after])
     same &= open_[before] & ((kinds[before] != kinds[after]) | (kinds[before] == 0))
+    same |= open_[before] & (codes[after] == 0)  # a line of several records: the first need not be what it begins with
     for first, last in zip(before[same].tolist(), after[same].tolist(), strict=True):
         found.bad[first : last + 1] = True
 
@@ -516,9 +569,10 @@ def _mark_wrapped(found: Structure, block: Block) -> None:
     count = len(found.header)
     stops = np.append(np.flatnonzero(found.header | found.reached | found.blank), count)
     ends = np.minimum(stops[np.searchsorted(stops, rows)], rows + MAX_ROWS + 1)
-    spans = zip(rows.tolist(), ends.tolist(), strict=True)
-    texts = ["".join(block.texts(range(row, end))).replace(" ", "") for row, end in spans]
-    for row in rows[pl.Series(texts).str.contains_any(_DENSE_ANCHORS).to_numpy()].tolist():
+    spans = zip(block.starts[rows].tolist(), block.ends[ends - 1].tolist(), strict=True)
+    texts = [block.stretch(start, end).translate(None, b" \n") for start, end in spans]
+    anchored = {text: bool(_DENSE.search(text)) for text in {*texts}}
+    for row in rows[[anchored[text] for text in texts]].tolist():
         before = np.flatnonzero(found.header[max(row - MAX_TAIL, 0) : row])
         first = max(row - MAX_TAIL, 0) + int(before[-1]) if len(before) else row
         found.bad[first : row + MAX_ROWS + 1] = True
