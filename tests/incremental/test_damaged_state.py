@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,9 @@ def _other_types(path: Path, chance: random.Random) -> None:
         path.write_text("{}")
         return
     document = json.loads(path.read_text())
-    document[chance.choice([k for k in document if k != "seal"])] = chance.choice([None, 1, "x", [1], {"a": 1}])
+    name = chance.choice([k for k in document if k != "seal"])
+    others = [None, 1, "x", [1], {"a": 1}]
+    document[name] = chance.choice([value for value in others if value != document[name]])
     path.write_text(json.dumps(document))
 
 
@@ -84,14 +87,16 @@ DAMAGES = (_truncated, _flipped, _no_text, _deep, _empty, _gone, _pipe, _folder,
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__[1:])
-def test_any_damage_of_any_file_is_refused(command: tuple[str, ...], damage: object, log: Path, tmp_path: Path) -> None:
-    chance = random.Random(str(damage))
+def test_any_damage_of_any_file_is_refused(
+    command: tuple[str, ...], damage: Callable[[Path, random.Random], None], log: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(damage.__name__)
     whole = tmp_path / "whole"
     assert run(command, log, whole)[0] == 0
     for name in sorted(p.name for p in (whole / command[0]).iterdir() if p.name != "lock"):
         folder = tmp_path / f"damaged-{name}"
         shutil.copytree(whole, folder)
-        damage(folder / command[0] / name, chance)  # type: ignore[operator]
+        damage(folder / command[0] / name, chance)
         status, said = run(command, log, folder)
         if name == "state.json" and damage is _gone:
             assert status == 0  # a folder that is new
