@@ -169,7 +169,7 @@ def engine_result(
     advice = plain_advice(context, findings, verdict, replayed=fair)
     prompt, generation = _throughput(context.windows)
     if answer is not None and fair and with_advice:
-        replayed, found, failed = _try_advise(context, answer, spikes, verdict, findings, effort)
+        replayed, found, failed = _try_advise(context, answer, spikes, verdict, findings, preemptions, effort)
         advice += replayed
         findings = [*_merged(findings, found), *portion, *failed]
     elif answer is None and failure is None and not declined:
@@ -222,11 +222,12 @@ def _try_advise(
     spikes: Sequence[Spike],
     verdict: str,
     findings: Sequence[Finding],
+    preemptions: Preemptions,
     effort: Effort,
 ) -> tuple[list[Advice], list[Finding], list[Finding]]:
     """`_advise`, and a finding where it failed on a log that nobody foresaw: the rest is said all the same."""
     try:
-        return (*_advise(context, answer, spikes, verdict, findings, effort), [])
+        return (*_advise(context, answer, spikes, verdict, findings, preemptions, effort), [])
     except LogscopeError:  # the processes or the cluster that should do it, not the log
         raise
     except Exception as error:
@@ -242,6 +243,7 @@ def _advise(
     spikes: Sequence[Spike],
     verdict: str,
     findings: Sequence[Finding],
+    preemptions: Preemptions,
     effort: Effort,
 ) -> tuple[list[Advice], list[Finding]]:
     """Replay the candidates that the verdict suggests; a healthy server needs none."""
@@ -252,6 +254,7 @@ def _advise(
     advice, now, free = advise(
         context.log.facts, tried, answer.samples.predict, answer.screening.predict, effort.map, verdict
     )
+    advice = [a.beside(answer.latency, preemptions.value) for a in advice]
     found = replay_findings(context, answer, spikes, now, free)
     if any(f.id == "overload" for f in found):
         advice += _caps(context, answer, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -149,3 +150,11 @@ def test_whatif_shows_both_sides() -> None:
     text = CliRunner().invoke(cli, ["whatif", str(sample), "--set", "nonsense=1"])
     assert text.exit_code == 2
     assert "max_num_seqs" in text.output
+
+
+def test_the_advice_starts_from_the_figures_that_the_answer_gives(pressed: dict[str, Any]) -> None:
+    assert pressed["advice"]
+    for advice in pressed["advice"]:
+        assert advice["baseline"]["preemptions"] == round(pressed["preemptions"]["value"])
+        for name in ("ttft_s", "e2e_s"):
+            assert advice["baseline"][name] == {p: pressed["latency"][name][p] for p in ("p50", "p90", "p99")}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from logscope.diagnosis.candidates import Candidate, rules_of_thumb
@@ -59,6 +59,23 @@ class Advice:
     notes: tuple[str, ...] = ()
     basis: str = "replayed"
     ranked_by: str | None = None
+
+    def beside(self, latency: Mapping[str, Any], preemptions: float | None) -> Advice:
+        """The same change told from the answer's own figures: each of them changes in the proportion in which the replay's does.
+
+        A screen has one TTFT p99 then, not also that of the few workloads which the changes are tried on. What is withheld stays the replay's.
+        """
+        before, after = ({**side} for side in (self.baseline, self.scenario))
+        for name in ("ttft_s", "e2e_s"):
+            before[name], after[name] = dict(before[name]), dict(after[name])
+            for point, figure in before[name].items():
+                own = (latency.get(name) or {}).get(point)
+                if figure and own is not None and after[name][point] is not None:
+                    before[name][point], after[name][point] = own, after[name][point] * own / figure
+        if preemptions is not None and before["preemptions"]:
+            after["preemptions"] = round(after["preemptions"] * preemptions / before["preemptions"])
+            before["preemptions"] = round(preemptions)
+        return replace(self, baseline=before, scenario=after)
 
     def document(self) -> dict[str, Any]:
         """The contract's advice object."""

@@ -45,6 +45,7 @@ from logscope.wording import (
     estimate,
     moment,
     number,
+    percent,
     period,
     plural,
     setting,
@@ -325,7 +326,7 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         line = Text()
         line.append(clean(name, 120), style="bold")
         line.append(f" ({COSTS.get(item['cost'], item['cost'])})")
-        if effect := _effect(item["baseline"], item["scenario"], item.get("ranked_by")):
+        if effect := _effect(item["baseline"], item["scenario"], item.get("ranked_by"), document["latency"] or {}):
             line.append(f"  {effect} [replayed]")
         elif item.get("basis") == "rule":
             line.append(" [rule of thumb, not replayed]")
@@ -339,7 +340,10 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
 _RANKED = {"e2e_s.p99": "E2E p99", "ttft_s.p99": "TTFT p99", "ttft_s.p50": "TTFT p50"}
 
 
-def _effect(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, ranked_by: str | None) -> str:
+def _effect(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, ranked_by: str | None, latency: Mapping[str, Any]
+) -> str:
+    """What a change does; of a figure that is withheld only by how much."""
     if not before or not after:
         return ""
     parts = []
@@ -347,15 +351,20 @@ def _effect(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, r
     if ranked_by == "ttft_s.p50":
         shown = [("ttft_s", "TTFT", "p50"), ("e2e_s", "E2E", "p50"), ("e2e_s", "E2E", "p99")]
     for name, word, point in shown:
-        if before[name][point] is not None and after[name][point] is not None:
-            parts.append(f"{word} {point} {duration(before[name][point])} to {duration(after[name][point])}")
+        a, b = before[name][point], after[name][point]
+        if a is None or b is None:
+            continue
+        if a and latency.get("withheld") and (latency.get(name) or {}).get(point) is None:
+            parts.append(f"{word} {point} {'falls' if b < a else 'rises'} by {percent(abs(b - a) / a)}")
+        else:
+            parts.append(f"{word} {point} {duration(a)} to {duration(b)}")
     for name, word, unit in (
         ("preemptions", "preemptions", ""),
         ("generation_tokens_per_s", "throughput", " tokens/s"),
     ):
-        a, b = (number(side[name], "") for side in (before, after))
-        if parts and a and b and (a, b) != ("0", "0"):
-            parts.append(f"{word} {a} to {b}{unit}" if a != b else f"{word} unchanged ({a}{unit})")
+        said, then = (number(side[name], "") for side in (before, after))
+        if parts and said and then and (said, then) != ("0", "0"):
+            parts.append(f"{word} {said} to {then}{unit}" if said != then else f"{word} unchanged")
     return ", ".join(parts)
 
 
