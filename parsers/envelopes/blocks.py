@@ -178,8 +178,8 @@ def _bare(block: TextBlock, data: bytes, layers: tuple[Envelope, ...], clock: Cl
 
 def _without_json(block: TextBlock, clock: Clock, forms: list[JsonForm]) -> TextBlock | None:
     def taken_off(form: JsonForm) -> TextBlock | None:
-        taken = form.taken_off(block.data, len(block.ends), clock)
-        if taken is None or len(taken.odd):
+        taken = form.taken_off(block, clock)
+        if taken is None:
             return None
         return TextBlock(block.number, taken.data, JsonEnvelopes(block, form, clock, taken.heads))
 

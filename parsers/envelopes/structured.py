@@ -5,7 +5,7 @@ answers, Grafana's download), CloudWatch (events, Logs Insights), Google Cloud e
 Splunk, stern -o json; and what a JSON formatter in the process wrote: vLLM's own (0.32 on, keys `asctime
 levelname name processName process message`) or python-json-logger's under a logging configuration.
 
-In bulk: JSON around the lines of a block is learnt from one line, then found in all others by one pattern. Which of its texts is
+In bulk: JSON around the lines of a block is learnt from one line, then found in all others by its quotes. Which of its texts is
 the log line is tried, and which others say something (time, stream, pod); the rest (cursors, counters) may be anything of their kind.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 
 from parsers.envelopes.form import Clock, Peeled, looks_like_record
 from parsers.envelopes.system_log import journal_entry
-from parsers.lines import Heads, JsonRecord, Outer, json_without_lone_surrogates
+from parsers.lines import Heads, JsonRecord, Outer, TextBlock, json_without_lone_surrogates
 
-__all__ = ["JsonForm", "TakenOff", "entries", "from_line", "json_form", "parse"]
+__all__ = ["JsonForm", "TakenOff", "different", "entries", "from_line", "json_form", "parse"]
 
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "@message", "line", "_raw", "Body", "body")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts", "_time", "date", "Timestamp", "observedTimestamp")
@@ -246,74 +247,219 @@ def _naive(stamp: object, clock: Clock) -> datetime | None:
 
 _STRING = rb'"(?:[^"\\\x00-\x1f]|\\.)*"'
 _TOKENS = re.compile(_STRING + rb"|-?\d[0-9.eE+-]*|true|false|null|[{}\[\]:,]|[ \t]+")
-_INNER = rb'([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)'
-_COUNTER = rb'"[0-9A-Za-z=;:.,+/_ -]*+"'
-_NUMBER = rb"-?\d[0-9.]*"
 _DIGIT = re.compile(rb"\d")
 _MASK = bytes.maketrans(b"0123456789", b"0" * 10)
 _MOST_KINDS = 1 << 12
+_FEW_KINDS = 64
+_MOST_SIZES = 8
+_LONGEST_NUMBER = 32
+_LONGEST_HEAD = 256
+_NUMERIC = np.isin(np.arange(256), np.frombuffer(b"-.0123456789", np.uint8))
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|([/t]))")
 _NO_LINE = frozenset(map(chr, (*range(9), *range(10, 27), *range(28, 32))))  # a line break, or what needs a look
 
+Places = NDArray[np.int64]
+
 
 class TakenOff(NamedTuple):
-    """The lines out of their envelopes, what of these tells the facts (`heads`), and which lines are to be looked at by themselves."""
+    """The lines out of their envelopes, and what of these tells the facts (`heads`)."""
 
     data: bytes
     heads: Heads
-    odd: NDArray[np.int64]
+
+
+class _Value(NamedTuple):
+    """A value that differs from line to line; of one that is `said` the entry's facts depend."""
+
+    said: bool
+    quoted: bool
+
+
+@dataclass(slots=True)
+class _Side:
+    """What stands on one side of the log line: texts that all lines share, and the values between them."""
+
+    literals: list[bytes]
+    values: list[_Value]
+
+    def add(self, value: _Value) -> None:
+        """A value behind the last text."""
+        self.literals[-1] += b'"' * value.quoted
+        self.literals.append(b'"' * value.quoted)
+        self.values.append(value)
+
+
+class _Spans(NamedTuple):
+    """Where in each line the log line stands, and the values that are said."""
+
+    payload: tuple[Places, Places]
+    said: list[tuple[Places, Places]]
 
 
 class JsonForm:
-    """The envelopes of lines that have the same keys in the same order, spaced alike."""
+    """The envelopes of lines that have the same keys in the same order, spaced alike.
 
-    def __init__(self, name: str, pattern: re.Pattern[bytes], payload: int) -> None:
-        self.name, self._pattern, self._payload = name, pattern, payload
-        self.text = pattern.pattern.decode("latin-1")
+    A text is found by the quotes: no value outside of the log line has one, so that the n-th quote of a line, counted from its beginning
+    or its end, always stands at the same place of the form.
+    """
+
+    def __init__(self, name: str, before: _Side, after: _Side) -> None:
+        self.name, self._before, self._after = name, before, after
+        literals = [*before.literals, *after.literals]
+        self.text = b"\n".join(literals).decode("latin-1")
+        self._quotes = sum(text.count(b'"') for text in literals)
+        self._backslashes = sum(text.count(b"\\") for text in literals)
         self._kinds: dict[bytes, bool] = {}
 
-    def taken_off(self, data: bytes, count: int, clock: Clock) -> TakenOff | None:
-        """Take the envelopes off `count` lines; None where not all have this form."""
+    def taken_off(self, block: TextBlock, clock: Clock) -> TakenOff | None:
+        """Take the envelopes off a block's lines; None where not all have this form, or one is to be looked at by itself."""
+        data, starts, ends = block.data, block.starts, block.ends
         data = data if data.endswith(b"\n") else data + b"\n"
-        found = self._pattern.findall(data)
-        if len(found) != count:
+        spans = self._spans(data, starts, ends)
+        if spans is None or np.count_nonzero(np.frombuffer(data, np.uint8) < ord(" ")) != len(ends):
             return None
-        groups = list(zip(*found, strict=True))
-        payloads = groups.pop(self._payload)
-        heads = list(groups[0]) if len(groups) == 1 else list(map(b"\0".join, zip(*groups, strict=True)))
-        text, odd = _unescaped(b"\n".join(payloads) + b"\n")
-        kinds = [head.translate(_MASK) for head in heads]
-        for kind in set(kinds).difference(self._kinds):
-            if len(self._kinds) >= _MOST_KINDS:
-                return None
-            self._kinds[kind] = self._is_one_line(data, kinds.index(kind), clock)
-        if not all(self._kinds.values()):
-            odd |= {row for row, kind in enumerate(kinds) if not self._kinds[kind]}
-        sizes = np.fromiter(map(len, heads), np.int64, count)
-        return TakenOff(text, Heads(b"".join(heads), np.cumsum(sizes) - sizes, sizes), np.array(sorted(odd), np.int64))
+        bounds = zip(spans.payload[0].tolist(), spans.payload[1].tolist(), strict=True)
+        written = b"\n".join([data[start:end] for start, end in bounds]) + b"\n"
+        if _count(data, b"\\") != _count(written, b"\\") + self._backslashes * len(ends):
+            return None
+        text = _unescaped(written)
+        heads = _heads(data, spans.said)
+        kinds = _kinds(heads)
+        if kinds is None:
+            heads = _joined(data, spans.said)
+            kinds = _kinds_of_each(heads)
+        if text is None or len(self._kinds) + len(kinds) > _MOST_KINDS:
+            return None
+        for kind, row in kinds.items():
+            if kind not in self._kinds:
+                self._kinds[kind] = self._is_one_line(block.line_bytes(row), clock)
+        return TakenOff(text, heads) if all(self._kinds[kind] for kind in kinds) else None
 
-    def _is_one_line(self, data: bytes, row: int, clock: Clock) -> bool:
-        line = data.split(b"\n", row + 1)[row]
-        found = self._pattern.match(line + b"\n")
-        payload = _decoded(found[self._payload + 1]) if found is not None else None
+    def _spans(self, data: bytes, starts: Places, ends: Places) -> _Spans | None:
+        codes = np.frombuffer(data, np.uint8)
+        quotes = np.flatnonzero(codes == ord('"'))
+        first, last = np.searchsorted(quotes, starts), np.searchsorted(quotes, ends)
+        if (last - first < self._quotes).any():
+            return None
+        places: list[Places] = [starts]
+        number = self._before.literals[0].count(b'"')
+        for literal in self._before.literals[1:]:
+            places.append(quotes[first + number] - literal.find(b'"'))
+            number += literal.count(b'"')
+        begins = _stood(data, self._before, places)
+        places = [ends - len(self._after.literals[-1])]
+        number = self._after.literals[-1].count(b'"') + 1
+        for literal in self._after.literals[-2::-1]:
+            places.insert(0, quotes[last - number] - literal.rfind(b'"'))
+            number += literal.count(b'"')
+        follows = _stood(data, self._after, places)
+        if begins is None or follows is None:
+            return None
+        payload = (begins[1], places[0])
+        return _Spans(payload, [*begins[0], *follows[0]]) if (payload[0] <= payload[1]).all() else None
+
+    def _is_one_line(self, line: bytes, clock: Clock) -> bool:
+        spans = self._spans(line + b"\n", np.zeros(1, np.int64), np.array([len(line)]))
         peeled = _only(line.decode("utf-8", "replace"), clock)
-        return peeled is not None and payload == peeled.text.removesuffix("\n")
+        if spans is None or peeled is None:
+            return False
+        return _decoded(line[int(spans.payload[0][0]) : int(spans.payload[1][0])]) == peeled.text.removesuffix("\n")
 
     def with_head(self, line: bytes, head: bytes) -> bytes:
         """The line with another head of the same size."""
-        found = self._pattern.match(line + b"\n")
-        assert found is not None
-        spans = [
-            span
-            for place in range(1, len(found.groups()) + 1)
-            if place != self._payload + 1
-            for span in [found.span(place)]
-        ]
+        spans = self._spans(line + b"\n", np.zeros(1, np.int64), np.array([len(line)]))
+        assert spans is not None
+        said = [(int(start[0]), int(end[0])) for start, end in spans.said]
+        if said[-1][1] - said[0][0] == len(head):
+            return line[: said[0][0]] + head + line[said[-1][1] :]
         at = 0
-        for start, end in spans:
+        for start, end in said:
             line = line[:start] + head[at : at + end - start] + line[end:]
             at += end - start + 1
         return line
+
+
+def _stood(data: bytes, side: _Side, places: list[Places]) -> tuple[list[tuple[Places, Places]], Places] | None:
+    """Where the values that are said stand, and the side's end, if in all lines its texts stand at `places`."""
+    said: list[tuple[Places, Places]] = []
+    before: Places | None = None
+    for number, (literal, at) in enumerate(zip(side.literals, places, strict=True)):
+        if (at < 0).any() or (at > len(data) - len(literal)).any() or (before is not None and (at < before).any()):
+            return None
+        if literal and (_fetched(data, at, len(literal)) != np.frombuffer(literal, np.uint8)).any():
+            return None
+        if before is not None:
+            value = side.values[number - 1]
+            if not value.quoted and not _are_numbers(data, before, at - before):
+                return None
+            said += [(before, at)] * value.said
+        before = at + len(literal)
+    assert before is not None
+    return said, before
+
+
+def _fetched(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
+    view = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    found: NDArray[np.uint8] = view[places].view(np.uint8).reshape(len(places), width)
+    return found
+
+
+def _are_numbers(data: bytes, places: Places, sizes: Places) -> bool:
+    if not sizes.all() or sizes.max() > _LONGEST_NUMBER:
+        return False
+    numbers = {data[at : at + size] for at, size in zip(places.tolist(), sizes.tolist(), strict=True)}
+    return bool(_NUMERIC[np.frombuffer(b"".join(numbers), np.uint8)].all()) and not any(
+        n.startswith(b".") or b"-" in n[1:] or n == b"-" for n in numbers
+    )
+
+
+def _heads(data: bytes, said: list[tuple[Places, Places]]) -> Heads:
+    """From the first value that is said to the last one."""
+    return Heads(data, said[0][0], said[-1][1] - said[0][0])
+
+
+def _joined(data: bytes, said: list[tuple[Places, Places]]) -> Heads:
+    """The values that are said, and nothing else."""
+    bounds = [zip(start.tolist(), end.tolist(), strict=True) for start, end in said]
+    heads = [b"\0".join([data[start:end] for start, end in line]) for line in zip(*bounds, strict=True)]
+    sizes = np.fromiter(map(len, heads), np.int64, len(heads))
+    return Heads(b"".join(heads), np.cumsum(sizes) - sizes, sizes)
+
+
+def _kinds(heads: Heads) -> dict[bytes, int] | None:
+    """The different heads but for their digits, and a line of each; None where they are too many."""
+    kinds: dict[bytes, int] = {}
+    sizes = np.unique(heads.sizes)
+    if len(sizes) > _MOST_SIZES or sizes[0] < 1 or sizes[-1] > _LONGEST_HEAD:
+        return None
+    for size in sizes.tolist():
+        rows = np.flatnonzero(heads.sizes == size)
+        found = _fetched(heads.data, heads.starts[rows], size)
+        for row in different(np.where(found - np.uint8(ord("0")) <= 9, np.uint8(ord("0")), found))[0].tolist():
+            kinds[found[row].tobytes().translate(_MASK)] = int(rows[row])
+        if len(kinds) > _FEW_KINDS:
+            return None
+    return kinds
+
+
+def _kinds_of_each(heads: Heads) -> dict[bytes, int]:
+    places = zip(heads.starts.tolist(), (heads.starts + heads.sizes).tolist(), strict=True)
+    masked = heads.data.translate(_MASK)
+    return {masked[start:end]: row for row, (start, end) in enumerate(places)}
+
+
+def different(lines: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """One row of each kind, and of which kind each row is. Only the columns that vary are compared, eight at a time."""
+    varied = lines[:, (lines != lines[0]).any(axis=0)]
+    codes = np.zeros(len(lines), np.int64)
+    heads = np.zeros(1, np.int64)
+    for at in range(0, varied.shape[1], 8):
+        part = np.zeros((len(lines), 8), np.uint8)
+        columns = varied[:, at : at + 8]
+        part[:, : columns.shape[1]] = columns
+        kinds, which = np.unique(part.view("<u8")[:, 0], return_inverse=True)
+        _, heads, codes = np.unique(codes * len(kinds) + which, return_index=True, return_inverse=True)
+    return heads, codes
 
 
 def json_form(line: bytes, clock: Clock) -> JsonForm | None:
@@ -321,32 +467,28 @@ def json_form(line: bytes, clock: Clock) -> JsonForm | None:
     text = line.decode("utf-8", "replace")
     peeled = _only(text, clock)
     tokens = list(_tokens(line))
-    if peeled is None or b"".join(tokens) != line:
+    if peeled is None or not peeled.text or b"".join(tokens) != line:
         return None
-    pattern, groups, payload = [b"^"], 0, -1
-    keys = set()
+    before, after = _Side([b""], []), _Side([rb'\n"' if peeled.text.endswith("\n") else b'"'], [])
+    side, keys = before, set()
     for place, token in enumerate(tokens):
         if token[:1] == b'"' and _is_key(tokens, place):
             if token in keys:
                 return None
             keys.add(token)
-            pattern.append(re.escape(token))
-        elif payload < 0 and token[:1] == b'"' and _decoded(token[1:-1]) == peeled.text and peeled.text:
-            payload, groups = groups, groups + 1
-            end = rb'\\n"' if peeled.text.endswith("\n") else b'"'
-            pattern.append(
-                b'"' + (_INNER.replace(b"*+)*+)", b"*+)*?)") if peeled.text.endswith("\n") else _INNER) + end
-            )
+            side.literals[-1] += token
+        elif side is before and token[:1] == b'"' and _decoded(token[1:-1]) == peeled.text:
+            side.literals[-1] += b'"'
+            side = after
         elif token[:1] not in b'"-0123456789' or token[:1] == b"" or b"\\" in token:
-            pattern.append(re.escape(token))
-        elif _DIGIT.search(token) and _says_nothing(tokens, place, peeled, clock):
-            pattern.append(_COUNTER if token[:1] == b'"' else _NUMBER)
+            side.literals[-1] += token
         else:
-            groups += 1
-            pattern.append(rb'"([^"\\\x00-\x1f]*+)"' if token[:1] == b'"' else b"(" + _NUMBER + b")")
-    if payload < 0 or groups < 2:
+            silent = bool(_DIGIT.search(token)) and _says_nothing(tokens, place, peeled, clock)
+            side.add(_Value(not silent, token[:1] == b'"'))
+    found = [*before.literals[1:], *after.literals[:-1]]  # those that are found by a quote
+    if side is before or not any(v.said for v in before.values + after.values) or not all(b'"' in t for t in found):
         return None
-    return JsonForm(peeled.outer.envelope, re.compile(b"".join(pattern) + rb"\n", re.M), payload)
+    return JsonForm(peeled.outer.envelope, before, after)
 
 
 def _tokens(line: bytes) -> Iterator[bytes]:
@@ -378,17 +520,25 @@ def _decoded(raw: bytes) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _unescaped(data: bytes) -> tuple[bytes, set[int]]:
-    """The texts of JSON strings as lines, and which of them are none."""
-    odd: set[int] = set()
+def _unescaped(data: bytes) -> bytes | None:
+    """The texts of JSON strings as lines; None where one holds what is no line, or ends within."""
     if b"\\" not in data:
-        return data, odd
-    data = data.replace(b"\\\\", b"\0").replace(b'\\"', b'"')
+        return None if b'"' in data else data
+    quotes = _count(data, b'"')
+    data = data.replace(b"\\\\", b"\0")
+    escaped, data = len(data), data.replace(b'\\"', b'"')
+    if escaped - len(data) != quotes:
+        return None
     if b"\\" in data:
         data = _ESCAPE.sub(_character, data)
         if b"\\" in data:
-            odd = {row for row, line in enumerate(data.split(b"\n")) if b"\\" in line}
-    return data.replace(b"\0", b"\\"), odd
+            return None
+    return data.replace(b"\0", b"\\")
+
+
+def _count(data: bytes, character: bytes) -> int:
+    """`data.count`, for a character that is not rare."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord(character)))
 
 
 def _character(found: re.Match[bytes]) -> bytes:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parsers.envelopes.structured import different
 from parsers.lines import EnvelopesOff, Outer, TextBlock
 
 __all__ = ["EnvelopeFacts", "KnownEnvelopes", "joined_facts"]
@@ -115,7 +116,7 @@ class KnownEnvelopes:
         bare = begins.copy()
         for clock in clocks:
             bare[:, clock.second] = bare[:, clock.fraction] = _ZERO
-        heads, codes = _different(bare)
+        heads, codes = different(bare)
         known = [self._beginning(envelopes, bare[head].tobytes(), int(rows[head]), clocks) for head in heads]
         which = {begin.clock for begin in known if begin is not None}
         if None in known or len(which) != 1:
@@ -147,20 +148,6 @@ class KnownEnvelopes:
                 found = _Beginning(outer._replace(time_us=None), outer.time_us or 0, clock) if told else None
             self._known[key] = found
         return self._known[key]
-
-
-def _different(lines: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One row of each kind, and of which kind each row is. Only the columns that vary are compared, eight at a time."""
-    varied = lines[:, (lines != lines[0]).any(axis=0)]
-    codes = np.zeros(len(lines), np.int64)
-    heads = np.zeros(1, np.int64)
-    for at in range(0, varied.shape[1], 8):
-        part = np.zeros((len(lines), 8), np.uint8)
-        columns = varied[:, at : at + 8]
-        part[:, : columns.shape[1]] = columns
-        kinds, which = np.unique(part.view("<u8")[:, 0], return_inverse=True)
-        _, heads, codes = np.unique(codes * len(kinds) + which, return_index=True, return_inverse=True)
-    return heads, codes
 
 
 def _slice(found: re.Match[bytes], group: int) -> slice:
