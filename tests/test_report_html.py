@@ -255,6 +255,15 @@ def test_without_a_replay_its_sections_are_absent(report_analysis: dict[str, Any
     assert "No recommendation: the log does not hold what a replay needs" in outline.text
 
 
+def test_a_second_cause_is_named_where_it_is_close(report_analysis: dict[str, Any], report_frames: Frames) -> None:
+    report_analysis |= {"verdict_confidence": 0.62, "second": {"verdict": "prefill-interference", "confidence": 0.38}}
+    said = " ".join(Outline(render_html(report_analysis, report_frames)).text.split())
+    assert (
+        "The cause is mainly KV-cache space (62 % of the plausible workloads), also other requests' prefill (38 %)."
+        in said
+    )
+
+
 @pytest.mark.parametrize("verdict", [*VERDICTS, "a verdict of a later version"])
 def test_what_is_unknown_says_so(verdict: str, report_analysis: dict[str, Any]) -> None:
     bare = {**nothing_known(report_analysis), "verdict": verdict}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
@@ -37,7 +37,7 @@ from logscope.commands.options import (
     write_document,
 )
 from logscope.log.span import Reading, Wanted
-from logscope.wording import VERDICTS
+from logscope.wording import VERDICTS, period
 
 if TYPE_CHECKING:
     from logscope.analysis import Analysis
@@ -295,7 +295,8 @@ def command(
         data = read_on(executor, opened, replace(reading, wanted=wanted), state=state)
         tell_and_check(data.coverage, display)
         if not span.is_open and not data.frames.keys() - SETUP_FAMILIES:
-            display.note("no log lines between --since and --until; showing start-up lines only")
+            covered = "" if units or state else _covered(opened, reading)
+            display.note(f"no log lines between --since and --until{covered}; showing start-up lines only")
         with progress_bar(quiet=display.quiet, color=display.color) as progress:
             found = analyze_on(executor, data, given=given, replay=not no_replay, effort=Effort(seed, progress))
     if clients is not None or counters is not None:
@@ -310,6 +311,18 @@ def command(
         ctx.exit(1)
     if partly_read(data.coverage):
         ctx.exit(4)
+
+
+def _covered(sources: Sequence[Any], reading: Reading) -> str:
+    """Of files that hold nothing in the span that was asked for: the span that they hold."""
+    from logscope.log.frames import read
+    from logscope.log.span import Span
+
+    if any(source.path is None or not source.path.is_file() for source in sources):
+        return ""
+    frames = read(sources, replace(reading, span=Span(zone=reading.span.zone), wanted=None)).frames.values()
+    times = [t for frame in frames for t in (frame["time"].min(), frame["time"].max()) if isinstance(t, datetime)]
+    return f" (the log covers {period(min(times).isoformat(), max(times).isoformat())})" if times else ""
 
 
 def _fail_on(text: str | None) -> frozenset[str]:

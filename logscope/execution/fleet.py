@@ -293,8 +293,8 @@ def analyze_on(
 def server_rows(analysis: Analysis) -> list[dict[str, Any]]:
     """One row a server, the worst first: what its worst engine says, and preemptions summed over its engines and starts.
 
-    Keys: server, names (its sources), verdict, pressure, engines, imbalance (the finding's title or None), preemptions (value),
-    p99_e2e_s, p99_ttft_s, worst_engine (index into `engines[]` of the document).
+    Keys: server, names (its sources), verdict, pressure, engines, imbalance (the finding's title or None), preemptions (value; its bounds
+    as preemptions_low and preemptions_high), p99_e2e_s, p99_ttft_s, worst_engine (index into `engines[]` of the document).
     """
     rows = [_row(analysis, server, part) for server, part in _by_server(analysis).items()]
     return sorted(rows, key=_badness)
@@ -334,6 +334,8 @@ def _row(analysis: Analysis, server: int, part: Sequence[tuple[int, EngineResult
     answer = result.answer
     latency = (result.latency or (answer.latency if answer is not None else None)) or {}
     counts = [r.preemptions.value for _, r in part if r.preemptions.value is not None]
+    known = [r.preemptions for _, r in part if r.preemptions.low is not None]
+    highs = [p.high for p in known if p.high is not None]
     uneven = [f.title for _, r in part for f in r.findings if f.id == "engine-imbalance"]
     return {
         "server": server,
@@ -343,6 +345,8 @@ def _row(analysis: Analysis, server: int, part: Sequence[tuple[int, EngineResult
         "engines": len(part),
         "imbalance": uneven[0] if uneven else None,
         "preemptions": sum(counts) if counts else None,
+        "preemptions_low": sum(p.low or 0.0 for p in known) if known else None,
+        "preemptions_high": sum(highs) if highs and len(highs) == len(known) else None,
         "p99_e2e_s": (latency.get("e2e_s") or {}).get("p99"),
         "p99_ttft_s": (latency.get("ttft_s") or {}).get("p99"),
         "worst_engine": index,

@@ -33,8 +33,8 @@ from logscope.output.report.captions import (
     is_overloaded,
     no_advice,
     own_findings,
-    reason,
     scope,
+    undecided,
     worst_engine,
 )
 from logscope.output.report.page import FRAMES, FleetRow, render_html, report_name, write_fleet_index, write_html
@@ -237,7 +237,7 @@ def markdown(answer: Answer) -> str:
     document = {**answer.document, **answer.parts[0].document, "input": answer.document["input"]}
     worst = worst_engine(document)
     verdict = VERDICTS.get(document["verdict"])
-    why = reason(document) if document["verdict"] == "not-enough-evidence" else ""
+    why = undecided(document) if document["verdict"] == "not-enough-evidence" else ""
     lead = f"**{document['verdict']}**: {_md(why or (verdict.brief if verdict else ''))}"
     if is_overloaded(document):
         lead += "; overloaded: requests arrive faster than this server can serve"

@@ -14,6 +14,7 @@ import polars as pl
 from logscope.evidence.finding import SEVERITIES
 from logscope.inference.result import FAIR_FIT
 from logscope.output.report.captions import (
+    certainty,
     engine_name,
     evidence_text,
     gaps,
@@ -105,6 +106,7 @@ class Page:
     verdict: Verdict
     story: str
     pressure: str
+    sure: str
     doubt: str
     source: str
     server: str
@@ -167,6 +169,7 @@ def page(
         verdict=replace(verdict, tone="critical") if is_overloaded(analysis) else verdict,
         story=_story(analysis, findings) or verdict.says,
         pressure=_pressure(analysis),
+        sure=_sure(analysis),
         doubt="" if analysis.get("verdict") == "not-enough-evidence" else _doubt(replay),  # the story says it
         source=_sources(given),
         server=_server(engine),
@@ -194,6 +197,12 @@ def page(
         unsupported=[visible(str(u)) for u in replay.get("unsupported") or []],
         basis_words=BASES,
     )
+
+
+def _sure(analysis: Mapping[str, Any]) -> str:
+    """How sure the verdict is, where another cause is close."""
+    said = certainty(analysis)
+    return f"The cause is {said}." if said else ""
 
 
 def _doubt(replay: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from logscope.output.answer import Answer
 from logscope.output.report.captions import capacity_sentences, capacity_tables
 from logscope.output.terminal.answer import headline, make_console, print_answer, say
 from logscope.sanitize import clean
-from logscope.wording import change, duration, number, percent, rate
+from logscope.wording import NOT_VISIBLE, change, duration, estimate, number, percent, rate
 
 __all__ = ["comparison_view", "print_both_sides", "print_capacity", "print_comparison", "print_fleet", "show"]
 NOISE = 0.05  # two runs of one load on one server differ by as much
@@ -200,7 +200,7 @@ def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, col
         table.add_row(
             Text(clean(", ".join(name.removeprefix(folder) for name in row["names"]), 60)),
             row["verdict"] + (" (uneven engines)" if row["imbalance"] else ""),
-            number(row["preemptions"], "–"),
+            estimate(row["preemptions_low"], row["preemptions"], row["preemptions_high"]).replace(NOT_VISIBLE, "–"),
             duration(row["p99_e2e_s"], "–"),
             duration(row["p99_ttft_s"], "–"),
         )
