@@ -20,7 +20,7 @@ from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.form import Envelope
 from parsers.envelopes.forms import BY_START
 from parsers.envelopes.rare import Rows, goes_back, inner_clocks, newest_last, rows_of
-from parsers.envelopes.structured import JsonForm, from_line, json_form
+from parsers.envelopes.structured import JsonForm, TakenOff, from_line, json_form
 from parsers.envelopes.system_log import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE, merged_outer
 from parsers.lines import Heads, Line, Loss, Outer, TextBlock, text_blocks
@@ -72,9 +72,9 @@ class Envelopes:
 class JsonEnvelopes(Envelopes):
     """JSON objects that were taken off a block."""
 
-    def __init__(self, wrapped: TextBlock, form: JsonForm, clock: Clock, heads: Heads) -> None:
-        super().__init__(wrapped, (), clock, heads)
-        self.form = form
+    def __init__(self, wrapped: TextBlock, form: JsonForm, clock: Clock, taken: TakenOff) -> None:
+        super().__init__(wrapped, (), clock, taken.heads)
+        self.form, self._within = form, taken.within
         self.names = (form.name, form.text)
 
     def facts(self, text: str) -> Outer:
@@ -83,7 +83,11 @@ class JsonEnvelopes(Envelopes):
 
     def with_head(self, index: int, head: bytes) -> str:
         """The block's line `index` with another head of the same size."""
-        return self.form.with_head(self.wrapped.line_bytes(index), head).decode("utf-8", "replace")
+        line = self.wrapped.line_bytes(index)
+        if self._within:
+            at = int(self.heads.starts[index] - self.wrapped.starts[index])
+            return (line[:at] + head + line[at + len(head) :]).decode("utf-8", "replace")
+        return self.form.with_head(line, head).decode("utf-8", "replace")
 
 
 def without_envelopes(block: TextBlock, unwrapper: Unwrapper, forms: list[JsonForm]) -> TextBlock | None:
@@ -181,7 +185,7 @@ def _without_json(block: TextBlock, clock: Clock, forms: list[JsonForm]) -> Text
         taken = form.taken_off(block, clock)
         if taken is None:
             return None
-        return TextBlock(block.number, taken.data, JsonEnvelopes(block, form, clock, taken.heads))
+        return TextBlock(block.number, taken.data, JsonEnvelopes(block, form, clock, taken))
 
     for form in forms:
         bare = taken_off(form)
@@ -344,8 +348,7 @@ def is_newest_first(piece: Piece) -> bool:
     if isinstance(piece, TextBlock) and piece.envelopes is None:
         return goes_back(inner_clocks(piece.data))
     head = islice(_lines(piece), _CLOCKS)
-    times = [line.outer.time_us for line in head if line.outer and line.outer.time_us is not None]
-    return goes_back(times)
+    return goes_back((ln.outer.time_us for ln in head if ln.outer and ln.outer.time_us is not None), _CLOCKS)
 
 
 def turned_round(first: Piece, rest: Iterator[Piece]) -> Iterator[list[Line]]:

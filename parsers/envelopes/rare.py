@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -118,12 +119,14 @@ class TooLargeError(Exception):
     """A newest-first source is larger than the space given to turn it round."""
 
 
-def goes_back(clocks: Sequence[int] | Sequence[bytes]) -> bool:
-    """Whether a series of times falls: at least three falls, and ten for each rise."""
+def goes_back(clocks: Iterable[int] | Iterable[bytes], most: int = sys.maxsize) -> bool:
+    """Whether a series of at most `most` times falls: at least three falls, and ten for each rise."""
     falls = rises = 0
     for before, after in pairwise(clocks):
         falls += after < before  # type: ignore[operator]
         rises += after > before  # type: ignore[operator]
+        if rises * 11 > most:
+            return False
     return falls >= _FEWEST and falls >= 10 * rises
 
 

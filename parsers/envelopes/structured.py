@@ -262,10 +262,11 @@ Places = NDArray[np.int64]
 
 
 class TakenOff(NamedTuple):
-    """The lines out of their envelopes, and what of these tells the facts (`heads`)."""
+    """The lines out of their envelopes, and what of these tells the facts: `heads`, which are parts of the lines if they are `within`."""
 
     data: bytes
     heads: Heads
+    within: bool
 
 
 class _Value(NamedTuple):
@@ -325,6 +326,7 @@ class JsonForm:
         text = _unescaped(written)
         heads = _heads(data, spans.said)
         kinds = _kinds(heads)
+        within = kinds is not None
         if kinds is None:
             heads = _joined(data, spans.said)
             kinds = _kinds_of_each(heads)
@@ -333,7 +335,7 @@ class JsonForm:
         for kind, row in kinds.items():
             if kind not in self._kinds:
                 self._kinds[kind] = self._is_one_line(block.line_bytes(row), clock)
-        return TakenOff(text, heads) if all(self._kinds[kind] for kind in kinds) else None
+        return TakenOff(text, heads, within) if all(self._kinds[kind] for kind in kinds) else None
 
     def _spans(self, data: bytes, starts: Places, ends: Places) -> _Spans | None:
         codes = np.frombuffer(data, np.uint8)
@@ -366,12 +368,10 @@ class JsonForm:
         return _decoded(line[int(spans.payload[0][0]) : int(spans.payload[1][0])]) == peeled.text.removesuffix("\n")
 
     def with_head(self, line: bytes, head: bytes) -> bytes:
-        """The line with another head of the same size."""
+        """The line with other values that are said, of the same sizes."""
         spans = self._spans(line + b"\n", np.zeros(1, np.int64), np.array([len(line)]))
         assert spans is not None
         said = [(int(start[0]), int(end[0])) for start, end in spans.said]
-        if said[-1][1] - said[0][0] == len(head):
-            return line[: said[0][0]] + head + line[said[-1][1] :]
         at = 0
         for start, end in said:
             line = line[:start] + head[at : at + end - start] + line[end:]
@@ -524,7 +524,10 @@ def _unescaped(data: bytes) -> bytes | None:
     """The texts of JSON strings as lines; None where one holds what is no line, or ends within."""
     if b"\\" not in data:
         return None if b'"' in data else data
-    quotes = _count(data, b'"')
+    codes = np.frombuffer(data, np.uint8)
+    quotes, marks = np.count_nonzero(codes == ord('"')), codes == ord("\\")
+    if (codes[1:][marks[:-1]] == ord('"')).all():  # no other character is escaped, nearly always
+        return codes[~marks].tobytes() if np.count_nonzero(marks) == quotes else None
     data = data.replace(b"\\\\", b"\0")
     escaped, data = len(data), data.replace(b'\\"', b'"')
     if escaped - len(data) != quotes:

@@ -128,8 +128,10 @@ def layout_of(sample: Sequence[Line], clock: Clock, *, live: bool = False) -> La
     if any(line.record is not None for line in sample):
         return None
     texts = [strip_ansi(line.text) for line in sample if line.text.strip()]
-    found = [one for text in texts if (one := _found(text)) is not None]
     headed = sum(parse_header(text) is not None for text in texts)
+    if headed * 20 > len(texts):
+        return None
+    found = [one for text in texts if (one := _found(text)) is not None]
     if not found or headed * 20 > len(found) or (live and len(found) < _FEWEST):
         return None
     behind = [one for one in found if one.headed]
