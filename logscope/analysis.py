@@ -285,13 +285,15 @@ def _throughput(windows: pl.DataFrame | None) -> tuple[float | None, float | Non
     if not isinstance(end, datetime) or not isinstance(start, datetime) or end <= start:
         return None, None
     span = (end - start).total_seconds()
-    names = ("prompt_tps", "generation_tps")
-    tokens = windows.select((pl.col(names).fill_null(0.0) * pl.col("interval_s").clip(0, 60)).sum()).row(0)
-    means = [
-        None if windows[n].null_count() == windows.height else total / span
-        for n, total in zip(names, tokens, strict=True)
-    ]
-    return means[0], means[1]
+    lengths = windows["interval_s"]
+    if lengths.min() < 0 or lengths.max() > 60:  # type: ignore[operator]
+        lengths = lengths.clip(0, 60)
+    prompts, generated = windows["prompt_tps"], windows["generation_tps"]
+    return _mean_rate(prompts, lengths, span), _mean_rate(generated, lengths, span)
+
+
+def _mean_rate(rates: pl.Series, lengths: pl.Series, span: float) -> float | None:
+    return None if rates.null_count() == rates.len() else float((rates * lengths).sum()) / span
 
 
 def worst_of(results: Sequence[EngineResult]) -> int | None:

@@ -21,11 +21,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
+import numpy as np
 import polars as pl
 
 from logscope.evidence.pressure import FULL_PCT, NEARLY_FULL_PCT
+from parsers.reading.frames import repeated
 
 __all__ = [
     "Logged",
@@ -56,31 +58,34 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
     if rows.height == 0:
         return None
     usual = _usual(rows["at"])
-    # One query, for a crash loop has thousands of starts: each query costs as much as a thousand rows.
-    frame = rows.lazy().select(
-        end=pl.col("at"),
-        running=pl.col("running").cast(pl.Float64),
-        waiting=pl.col("waiting").fill_null(0).cast(pl.Float64),
-        swapped=_optional(rows, "swapped"),
-        deferred=_optional(rows, "deferred"),
-        kv_pct=_kv(rows),
-        prompt_tps=_optional(rows, "prompt_throughput"),
-        generation_tps=_optional(rows, "generation_throughput"),
-        hit_pct=_optional(rows, "prefix_cache_hit_rate_pct"),
-        aggregated=pl.col("aggregated").fill_null(value=False) if "aggregated" in rows.columns else pl.lit(value=False),
-        source=pl.col("source"),
-        line=pl.col("line"),
-        order=pl.col("order"),
-    )
-    frame = frame.with_columns(
-        full=pl.col("kv_pct").fill_null(0) >= full_pct,
-        start=pl.col("end").shift(1).fill_null(pl.col("end").first() - timedelta(seconds=usual)),
-    )
-    frame = frame.with_columns(
-        interval_s=(pl.col("end") - pl.col("start")).dt.total_microseconds() / 1e6,
-        idle=(pl.col("prompt_tps").fill_null(0) + pl.col("generation_tps").fill_null(0)) == 0,
-    )
-    return frame.collect()
+    # Column by column, for a crash loop has thousands of starts: each query costs as much as a thousand rows.
+    end = rows["at"]
+    ends = end.cast(pl.Int64).to_numpy()
+    starts = np.concatenate((ends[:1] - round(usual * 1e6), ends[:-1]))
+    prompts, generated = _floats(rows, "prompt_throughput"), _floats(rows, "generation_throughput")
+    kv_pct = _kv(rows)
+    columns = {
+        "end": end,
+        "running": _floats(rows, "running"),
+        "waiting": _filled(_floats(rows, "waiting"), 0.0),
+        "swapped": _floats(rows, "swapped"),
+        "deferred": _floats(rows, "deferred"),
+        "kv_pct": kv_pct,
+        "prompt_tps": prompts,
+        "generation_tps": generated,
+        "hit_pct": _floats(rows, "prefix_cache_hit_rate_pct"),
+        "aggregated": _filled(rows["aggregated"], value=False)
+        if "aggregated" in rows.columns
+        else repeated(False, rows.height, pl.Boolean()),
+        "source": rows["source"],
+        "line": rows["line"],
+        "order": rows["order"],
+        "full": _filled(kv_pct, 0.0) >= full_pct,
+        "start": pl.Series(starts).cast(end.dtype),
+        "interval_s": pl.Series((ends - starts) / 1e6),
+        "idle": _filled(prompts, 0.0) + _filled(generated, 0.0) == 0,
+    }
+    return pl.DataFrame([column.alias(name) for name, column in columns.items()])
 
 
 def usual_interval(windows: pl.DataFrame) -> float:
@@ -92,25 +97,34 @@ def _usual(ends: pl.Series) -> float:
     """The lower quartile: idle stretches and stalls leave long gaps; few gaps tell little, then vLLM's default bounds it."""
     if ends.len() < 2:
         return DEFAULT_INTERVAL_S
-    gaps = ends.diff().dt.total_microseconds() / 1e6
-    positive = gaps.filter(gaps > 0.5)
-    low = positive.quantile(0.25, "nearest") if positive.len() else None
-    if not isinstance(low, (int, float)):
+    gaps = np.diff(ends.cast(pl.Int64).to_numpy()) / 1e6
+    positive = gaps[gaps > 0.5]
+    if not len(positive):
         return DEFAULT_INTERVAL_S
-    return float(low) if positive.len() >= ENOUGH_GAPS else min(float(low), DEFAULT_INTERVAL_S)
+    place = math.floor((len(positive) - 1) / 4 + 0.5)
+    low = float(np.partition(positive, place)[place])
+    return low if len(positive) >= ENOUGH_GAPS else min(low, DEFAULT_INTERVAL_S)
 
 
-def _optional(frame: pl.DataFrame, name: str) -> pl.Expr:
-    return pl.col(name).cast(pl.Float64) if name in frame.columns else pl.lit(None, dtype=pl.Float64)
+def _floats(frame: pl.DataFrame, name: str) -> pl.Series:
+    """A column as numbers, all null where there is none."""
+    return frame[name].cast(pl.Float64) if name in frame.columns else repeated(None, frame.height, pl.Float64())
 
 
-def _kv(frame: pl.DataFrame) -> pl.Expr:
+def _filled(column: pl.Series, value: float | bool) -> pl.Series:
+    nulls = column.null_count()
+    if nulls == len(column):
+        return repeated(value, nulls, column.dtype)
+    return column.fill_null(value) if nulls else column
+
+
+def _kv(frame: pl.DataFrame) -> pl.Series:
     """KV usage in percent. A CPU build of V0 shows its cache as `CPU KV cache usage` beside an idle GPU's 0."""
-    gpu, cpu = (_optional(frame, "gpu_kv_cache_usage_pct"), _optional(frame, "cpu_kv_cache_usage_pct"))
-    if "cpu_kv_cache_usage_pct" not in frame.columns or "gpu_kv_cache_usage_pct" not in frame.columns:
+    gpu, cpu = (_floats(frame, "gpu_kv_cache_usage_pct"), _floats(frame, "cpu_kv_cache_usage_pct"))
+    if cpu.null_count() == frame.height or gpu.max():
         return gpu
-    used = frame["gpu_kv_cache_usage_pct"].max()
-    return pl.coalesce(cpu, gpu) if not used else gpu
+    shown: pl.Series = cpu.zip_with(cpu.is_not_null(), gpu)
+    return shown
 
 
 PERIOD = 50

@@ -21,6 +21,7 @@ import polars as pl
 
 from logscope.evidence.finding import Finding
 from logscope.server.engines import EngineFacts
+from parsers.reading.frames import repeated
 from reference_engine.model.kv_group import groups_from_records, next_blocks
 
 __all__ = [
@@ -102,7 +103,7 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
     token budget (V0: one prefill step after the other). Deferred requests wait for none of these; V0's swapped ones are a queue too.
     """
     if not windows["waiting"].sum() and not windows["swapped"].sum():
-        return pl.Series("bound", [None] * windows.height, pl.String)
+        return repeated(None, windows.height, pl.String())
     queue = _queue()
     full = pl.col("full")
     room = ~full & (pl.col("kv_pct").fill_null(100) < NEARLY_FULL_PCT)
@@ -149,7 +150,8 @@ def held_back(windows: pl.DataFrame | None, seats: int | None) -> list[Stretch]:
     if windows is None:
         return found
     bounds = bound_of(windows, seats).to_list()
-    queued = windows.select(queued=pl.col("waiting") + pl.col("swapped").fill_null(0) > 0)["queued"].to_list()
+    swapped = windows["swapped"].to_list()
+    queued = [waits + (out or 0) > 0 for waits, out in zip(windows["waiting"].to_list(), swapped, strict=True)]
     for start, end, bound, waits in zip(
         windows["start"].to_list(), windows["end"].to_list(), bounds, queued, strict=True
     ):
@@ -168,7 +170,7 @@ def evicted_share(windows: pl.DataFrame | None, *, counts_hits: bool) -> float:
     is computed again. `counts_hits`: the prompt throughput holds what came from the cache too (older releases). Printed rates are means
     over many requests, from which those of each interval follow.
     """
-    if windows is None or windows["aggregated"].any() or windows["hit_pct"].fill_null(0).max() == 0:
+    if windows is None or windows["aggregated"].any() or not windows["hit_pct"].max():
         return 0.0
     told = windows.filter(pl.col("hit_pct").is_not_null() & (pl.col("prompt_tps") > 0))
     tokens = (told["prompt_tps"] * told["interval_s"].clip(0, 60)).to_list()

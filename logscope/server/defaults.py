@@ -212,11 +212,13 @@ def fill_defaults(configuration: Configuration, engine: str | None, version: str
         return
     release = version or _LATEST[engine or "V1"]
     others = [name for name in SETTINGS if name not in _ORDER and name not in _NOT_A_DEFAULT]
+    on = _deployment(configuration, engine, device)
     for name in (*others, *_ORDER):
         if configuration.values.get(name) is None:
-            value = default_for(name, release, _deployment(configuration, engine, device))
+            value = default_for(name, release, on)
             if value is not None:
                 configuration.set(name, value, "default")
+                on = _deployment(configuration, engine, device)
 
 
 def _deployment(configuration: Configuration, engine: str | None, device: str | None) -> Deployment:

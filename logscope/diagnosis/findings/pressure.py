@@ -15,7 +15,7 @@ import polars as pl
 
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding, evidence_of, seconds
-from logscope.evidence.pressure import bound_by, bound_of
+from logscope.evidence.pressure import bound_by
 from logscope.server.engines import EngineFacts
 from logscope.wording import percent
 
@@ -138,7 +138,7 @@ def two_limits(context: Context) -> list[Finding]:
     windows, seats = context.windows, context.log.facts.config.get("max_num_seqs")
     if windows is None or not seats:
         return []
-    both = windows.filter(bound_of(windows, seats) == "both")
+    both = bound_by("both", windows, seats)
     if both.height < MIN_WINDOWS:
         return []
     title = (

@@ -228,6 +228,8 @@ GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/gene
 def failed_requests(context: Context) -> list[Finding]:
     """Requests that were refused, and those that failed or were aborted."""
     requests, http, runtime = (context.log.get(name) for name in ("request", "http", "runtime"))
+    if requests is None and http is None and runtime is None:
+        return []
     refused = _many(requests, pl.col("variant") == "queue_full")
     too_long = _many(runtime, pl.col("variant").is_in(("toolong", "ctxlen")))
     answers = (
