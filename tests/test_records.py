@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from parsers.lines import JsonRecord, Line
+from parsers.lines import JsonRecord, Line, Outer
 from parsers.records.prefix import parse_header, split_repeated, strip_ansi
-from parsers.records.record import read_records
+from parsers.records.record import Assembler, read_records
 
 HEADS = [
     ("INFO 02-01 06:36:05 llm_engine.py:921] hi", None, None, "INFO", "llm_engine.py:921"),
@@ -207,8 +207,25 @@ def test_a_json_record_brings_its_own_time_and_process() -> None:
 
 
 def test_records_of_two_pods_do_not_mix() -> None:
-    from parsers.lines import Outer
 
     a, b = Outer("kubernetes", pod="a"), Outer("kubernetes", pod="b")
     lines = [Line(1, H + "one:\r", a), Line(2, H + "other", b), Line(3, H + "two", a)]
     assert sorted(r.message for r in read_records(lines)) == ["one:\ntwo", "other"]
+
+
+def test_of_many_places_only_those_are_asked_that_may_hold_a_clients_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of thousands of pods costs what its lines cost: a new place does not look at all others."""
+    asked = 0
+    waits = Assembler.waits.fget
+    assert waits is not None
+
+    def counted(self: Assembler) -> bool:
+        nonlocal asked
+        asked += 1
+        return bool(waits(self))
+
+    monkeypatch.setattr(Assembler, "waits", property(counted))
+    places = 500
+    lines = [Line(i, "INFO 05-09 00:49:33 [loggers.py:1] one", Outer("docker", pod=f"pod-{i}")) for i in range(places)]
+    assert len(list(read_records(lines))) == places
+    assert asked <= 4 * places

@@ -163,7 +163,8 @@ def verdict_of_windows(windows: pl.DataFrame | None, seats: int | None) -> str:
     if windows is None or windows.height < 2:
         return "not-enough-evidence"
     if windows["waiting"].max() == 0:
-        well = not windows["full"].any() and max(windows["generation_tps"].fill_null(1).to_list()) > 0
+        tokens = windows["generation_tps"]
+        well = not windows["full"].any() and bool(tokens.null_count() or tokens.max())
         return "healthy" if well else "not-enough-evidence"
     if windows["aggregated"].any():
         return "not-enough-evidence"  # a mean over engines hides which one is full

@@ -234,8 +234,8 @@ def logged_preemptions(warnings: pl.DataFrame | None, stats: pl.DataFrame | None
 
 def _with_gauges(logged: Logged, stats: pl.DataFrame | None, from_start: bool) -> Logged:
     """Add what Swapped, Running and Waiting tell; where the start is in the log, the first line's Swapped counts too."""
-    if stats is None or (stats.height < 2 and ("swapped" not in stats.columns or not stats["swapped"].sum())):
-        return logged  # one line by itself has nothing to compare with
+    if stats is None or not (_any(stats, "swapped") or (stats.height > 1 and _any(stats, "waiting"))):
+        return logged
     windows = stats_windows(stats)
     if windows is None or windows["aggregated"].any():
         return logged
@@ -252,6 +252,10 @@ def _with_gauges(logged: Logged, stats: pl.DataFrame | None, from_start: bool) -
     if logged.low is not None or not back:
         return logged
     return replace(logged, timeline=tuple(back), counted=False, put_back=int(sum(s.value for s in back)))
+
+
+def _any(stats: pl.DataFrame, name: str) -> bool:
+    return name in stats.columns and bool(stats[name].max())
 
 
 def _swapped_in(windows: pl.DataFrame, from_start: bool) -> list[Stretch]:

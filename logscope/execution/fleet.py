@@ -5,6 +5,7 @@ The frames, numbers and counts are those of reading one log after the other; in 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -296,23 +297,25 @@ def server_rows(analysis: Analysis) -> list[dict[str, Any]]:
     Keys: server, names (its sources), verdict, pressure, engines, imbalance (the finding's title or None), preemptions (value; its bounds
     as preemptions_low and preemptions_high), p99_e2e_s, p99_ttft_s, worst_engine (index into `engines[]` of the document).
     """
-    rows = [_row(analysis, server, part) for server, part in _by_server(analysis).items()]
+    names = _names(analysis)
+    rows = [_row(server, part, names.get(server, [])) for server, part in _by_server(analysis).items()]
     return sorted(rows, key=_badness)
 
 
 def servers_of(analysis: Analysis) -> dict[int, Analysis]:
     """The analysis of each server alone, by number; the counts of what was read stay those of all."""
     found = {}
+    frames = {
+        family: frame.partition_by("server", as_dict=True)
+        for family, frame in analysis.data.frames.items()
+        if frame.height
+    }
     for server, part in _by_server(analysis).items():
-        frames = {
-            family: own
-            for family, frame in analysis.data.frames.items()
-            if (own := frame.filter(pl.col("server") == server)).height
-        }
+        own = {family: parts[server,] for family, parts in frames.items() if (server,) in parts}
         results = tuple(result for _, result in part)
         found[server] = replace(
             analysis,
-            data=replace(analysis.data, frames=frames),
+            data=replace(analysis.data, frames=own),
             engines=results,
             worst=worst_of(results),
             total_preemptions=None,
@@ -328,7 +331,7 @@ def _by_server(analysis: Analysis) -> dict[int, list[tuple[int, EngineResult]]]:
     return found
 
 
-def _row(analysis: Analysis, server: int, part: Sequence[tuple[int, EngineResult]]) -> dict[str, Any]:
+def _row(server: int, part: Sequence[tuple[int, EngineResult]], names: list[str]) -> dict[str, Any]:
     worst = worst_of([result for _, result in part]) or 0
     index, result = part[worst]
     answer = result.answer
@@ -339,7 +342,7 @@ def _row(analysis: Analysis, server: int, part: Sequence[tuple[int, EngineResult
     uneven = [f.title for _, r in part for f in r.findings if f.id == "engine-imbalance"]
     return {
         "server": server,
-        "names": _names(analysis, server),
+        "names": names,
         "verdict": result.verdict,
         "pressure": result.pressure,
         "engines": len(part),
@@ -353,16 +356,19 @@ def _row(analysis: Analysis, server: int, part: Sequence[tuple[int, EngineResult
     }
 
 
-def _names(analysis: Analysis, server: int) -> list[str]:
-    """The sources in which the server speaks, in the order of the input; pod or unit where an envelope names it."""
-    own: set[str] = set()
-    places: set[str] = set()
+def _names(analysis: Analysis) -> dict[int, list[str]]:
+    """By server the sources in which it speaks, in the order of the input; pod or unit where an envelope names it."""
+    own: defaultdict[int, set[str]] = defaultdict(set)
+    places: defaultdict[int, set[str]] = defaultdict(set)
     for frame in analysis.data.frames.values():
-        part = frame.filter(pl.col("server") == server)
-        own |= set(part["source"].unique().to_list())
-        for name in ("pod", "unit", "container"):
-            places |= set(part[name].drop_nulls().unique().to_list())
-    return sorted(places) or [s for s in analysis.data.coverage.sources if s in own]
+        for server, source, *envelope in frame.select("server", "source", "pod", "unit", "container").unique().rows():
+            own[server].add(source)
+            places[server].update(name for name in envelope if name is not None)
+    order = {source: at for at, source in enumerate(analysis.data.coverage.sources)}
+    return {
+        server: sorted(places[server]) or sorted((s for s in sources if s in order), key=order.__getitem__)
+        for server, sources in own.items()
+    }
 
 
 _NOT_SERVING = ("startup-kv-too-small", "startup-failed", "engine-crash", "runtime-oom", "engine-stall")

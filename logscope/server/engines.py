@@ -104,11 +104,11 @@ def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | N
             name: part[server, run] if (server, run) in part else frames[name].clear() for name, part in parts.items()
         }
         indices = sorted(engines.get((server, run), ())) or [0]
+        own = {name: of_run[name] for name in _ENGINE_FAMILIES if name in of_run}
+        # Lines over all engines (`N Engines Aggregated`) count for a single engine of the log.
+        by_engine = {} if len(indices) == 1 else _by_engine(own)
         for index in indices:
-            of_engine = dict(of_run)
-            for name in _ENGINE_FAMILIES:
-                if name in of_engine:
-                    of_engine[name] = _of_engine(of_engine[name], index, alone=len(indices) == 1)
+            of_engine = {**of_run, **{name: p.get((index,), own[name].clear()) for name, p in by_engine.items()}}
             facts = _facts(server, run, index, of_engine, given)
             found.append(EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices)))
     return found
@@ -136,9 +136,8 @@ def _companions(frame: pl.DataFrame) -> pl.Series:
     return frame["running"].is_null() if "running" in frame.columns else pl.repeat(False, frame.height, eager=True)
 
 
-def _of_engine(frame: pl.DataFrame, index: int, *, alone: bool) -> pl.DataFrame:
-    """The engine's own rows; lines over all engines (`N Engines Aggregated`) count for a single engine of the log."""
-    return frame if alone else frame.filter(pl.col("engine_index") == index)
+def _by_engine(frames: Mapping[str, pl.DataFrame]) -> dict[str, dict[tuple[Any, ...], pl.DataFrame]]:
+    return {name: frame.partition_by("engine_index", as_dict=True) for name, frame in frames.items()}
 
 
 def _facts(

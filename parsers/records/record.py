@@ -34,11 +34,11 @@ from parsers.records.prefix import Header, Stamp, find_glued, parse_header, spli
 __all__ = [
     "OPENER",
     "Assembler",
+    "Assemblers",
     "PlaceKey",
     "Record",
     "RecordText",
     "as_begun",
-    "assembler_of",
     "glued_at",
     "is_open",
     "is_told_again",
@@ -139,29 +139,48 @@ def read_records(lines: Iterable[Line | None]) -> Iterator[Record]:
     None among the lines of a live stream says that nothing follows for now: what is not open is handed over.
     """
     # Lines of several pods may alternate: each place has its own unfinished record.
-    assemblers: dict[PlaceKey, Assembler] = {}
+    assemblers = Assemblers(Assembler)
     for line in lines:
         if line is None:
-            for waiting in assemblers.values():
-                yield from waiting.pause()
+            for unfinished in assemblers.values():
+                yield from unfinished.pause()
             continue
-        yield from assembler_of(assemblers, line, Assembler).feed(line)
+        yield from assemblers.of(line).feed(line)
     for assembler in as_begun(assemblers.values()):
         yield from assembler.end()
 
 
-def assembler_of(assemblers: dict[PlaceKey, Assembler], line: Line, make: Callable[[], Assembler]) -> Assembler:
-    """Who puts a line together with others: that of its place.
+class Assemblers(dict[PlaceKey, "Assembler"]):
+    """Who puts a line together with others, by place, in the order in which the places were met."""
 
-    While a client's text is open, an envelope from a place that nobody has met is a part of it.
-    """
-    key = place_of(line.outer)
-    assembler = assemblers.get(key)
-    if assembler is None:
-        assembler = next((a for a in assemblers.values() if a.waits), None)
-        if assembler is None:
-            assembler = assemblers[key] = make()
-    return assembler
+    def __init__(self, make: Callable[[], Assembler]) -> None:
+        super().__init__()
+        self._make = make
+        # Those that were fed since somebody asked, or waited then: of thousands of places few are looked at.
+        self._may_wait: dict[Assembler, None] = {}
+
+    def at(self, place: PlaceKey) -> Assembler:
+        """That of a place; made, where nobody has met it."""
+        found = self.get(place)
+        if found is None:
+            found = self[place] = self._make()
+            found.met = len(self)
+        return found
+
+    def of(self, line: Line) -> Assembler:
+        """That of a line, which must be fed to it next.
+
+        While a client's text is open, an envelope from a place that nobody has met is a part of it.
+        """
+        place = place_of(line.outer)
+        found = self.get(place) or self.waiting() or self.at(place)
+        self._may_wait[found] = None
+        return found
+
+    def waiting(self) -> Assembler | None:
+        """The first that has a client's text open."""
+        self._may_wait = {a: None for a in self._may_wait if a.waits}
+        return min(self._may_wait, key=lambda a: a.met, default=None)
 
 
 def as_begun(assemblers: Iterable[Assembler]) -> list[Assembler]:
@@ -211,6 +230,7 @@ class Assembler:
         self.saw_cr = False
         self.first = True
         self.held = _Held()
+        self.met = 0  # how many places were met with this one
         self._was_cut = False  # nothing that follows closes what is open
         self._passed_over = 0  # behind lines that were handed over
 

@@ -24,7 +24,7 @@ from parsers.reading.by_line import Keep, SourceReader
 from parsers.reading.events import Coverage, Event, add_coverage, event_row
 from parsers.reading.in_bulk.reader import Bulk, ReadOn
 from parsers.records.dates import RecordClock
-from parsers.records.record import Assembler, PlaceKey, Record, as_begun, assembler_of, is_open, may_continue
+from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_open, may_continue
 from parsers.records.servers import Sessions
 from parsers.sources.resuming import ResumePoint, RewrittenError, TailWindow
 
@@ -127,7 +127,7 @@ class _NewInSource:
         self.source, self.entry, self.clock, self.sessions = source, entry, clock, sessions
         self.keep, self.growing, self.in_bulk = keep, growing, in_bulk
         self.window = TailWindow(entry.resume_point)
-        self.assemblers: dict[PlaceKey, Assembler] = {}
+        self.assemblers = Assemblers(self._assembler)
         self.starts: deque[int] = deque(maxlen=_RECORDS)
         self.last_line = entry.resume_point.lines
         self.closed = entry.resume_point.closed
@@ -206,7 +206,6 @@ class _NewInSource:
         return rest
 
     def _bulk(self, in_bulk: InBulk, reader: SourceReader) -> ReadOn:
-        self.assemblers.setdefault(None, self._assembler())
         return ReadOn(in_bulk(self.entry), reader, self.assemblers, self.entry.resume_point.lines)
 
     def _one_by_one(self, lines: Iterator[Line], reader: SourceReader | None) -> Iterator[Found]:
@@ -215,7 +214,7 @@ class _NewInSource:
             numbered = self._numbered(line)
             if reader is not None:
                 reader.count(line)
-            for record in assembler_of(self.assemblers, line, self._assembler).feed(numbered):
+            for record in self.assemblers.of(line).feed(numbered):
                 self._note(record)
                 if reader is not None:
                     yield from self._events(record, reader, SETTLED)
@@ -279,7 +278,7 @@ class _NewInSource:
         cut = self.source.loss.truncated
         for line in lines:
             reader.count(line)
-            for record in assembler_of(self.assemblers, line, self._assembler).feed(self._numbered(line)):
+            for record in self.assemblers.of(line).feed(self._numbered(line)):
                 yield from self._events(record, reader, standing)
         for assembler in as_begun(self.assemblers.values()):
             for record in assembler.end():

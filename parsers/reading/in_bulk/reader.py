@@ -22,7 +22,7 @@ from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts, KnownEnvelopes
 from parsers.reading.in_bulk.messages import Memory, messages_of
 from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, mark_told_again, structure_of
 from parsers.records.prefix import Header, parse_header, strip_ansi
-from parsers.records.record import Assembler, PlaceKey, Record, as_begun, assembler_of, is_open, is_told_again, place_of
+from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_open, is_told_again, place_of
 
 __all__ = ["Bulk", "Evidence", "ReadOn", "read_frames"]
 BLOCK = 1 << 23
@@ -84,8 +84,8 @@ class _SourceInBulk:
     ) -> None:
         self.reader, self.builder, self.take, self.evidence = reader, builder, take, evidence
         self.chars = chars
-        self.assemblers: dict[PlaceKey, Assembler] = {None: Assembler()}
-        self.here = self.assemblers[None]  # that of the place of the lines in hand
+        self.assemblers = Assemblers(Assembler)
+        self.here = self.assemblers.at(None)  # that of the place of the lines in hand
         self.memory = Memory()
         self.envelopes = KnownEnvelopes()
 
@@ -119,7 +119,7 @@ class _SourceInBulk:
 
     def _feed(self, line: Line) -> None:
         self.reader.count(line)
-        self._records(assembler_of(self.assemblers, line, Assembler).feed(line))
+        self._records(self.assemblers.of(line).feed(line))
 
     def _records(self, records: Iterator[Record]) -> None:
         for record in records:
@@ -133,7 +133,7 @@ class _SourceInBulk:
             return False
         if pending is None:
             return True
-        if is_open(pending) or any(a.waits for a in self.assemblers.values()):
+        if is_open(pending) or self.assemblers.waiting() is not None:
             return False
         if not header:  # an access line after an access line
             return outer is None and len(self.assemblers) == 1 and pending.header is not None
@@ -155,7 +155,7 @@ class _SourceInBulk:
         number, block = held[0].block.number, Block([one.block for one in held])
         parts = [one.facts for one in held if one.facts is not None]
         facts = joined_facts(parts) if parts else None
-        self.here = self.assemblers.setdefault(place_of(facts.outer) if facts else None, Assembler())
+        self.here = self.assemblers.at(place_of(facts.outer) if facts else None)
         found = structure_of(block, alike_in(block, self.memory.lines), self.memory.lines)
         messages = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
@@ -242,9 +242,9 @@ class ReadOn(_SourceInBulk):
     `assemblers` has that of the lines without a place (None); before the first piece the source had `before` lines.
     """
 
-    def __init__(self, bulk: Bulk, reader: SourceReader, assemblers: dict[PlaceKey, Assembler], before: int) -> None:
+    def __init__(self, bulk: Bulk, reader: SourceReader, assemblers: Assemblers, before: int) -> None:
         super().__init__(reader, bulk.builder, bulk.take, bulk.evidence, chars=False)
-        self.assemblers, self.bare = assemblers, assemblers[None]
+        self.assemblers, self.bare = assemblers, assemblers.at(None)
         self.before = self.last_line = before
         self._waiting: list[Piece] = []
         self._held: list[TextBlock] = []
