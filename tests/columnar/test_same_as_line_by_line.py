@@ -247,6 +247,27 @@ def test_what_is_common_is_read_in_bulk(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(one_by_one) < 20
 
 
+def test_what_a_start_lists_in_one_second_is_read_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = [record(f"Route: /v1/{i}, Methods: GET", origin="launcher.py:46") for i in range(500)]
+    data = "\n".join([*v1_start(), *routes, *request_lines("cmpl-a")]).encode()
+    one_by_one: list[str] = []
+    feed = reading._SourceInBulk._feed
+    monkeypatch.setattr(
+        reading._SourceInBulk, "_feed", lambda self, line: (one_by_one.append(line.text), feed(self, line))[1]
+    )
+    assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])])
+    assert sum("Route: " in text for text in one_by_one) < 3
+
+
+@pytest.mark.usefixtures("short_stretches")
+def test_a_record_that_a_client_wrote_behind_an_unknown_one_is_told_again() -> None:
+    told = [record("Cannot compile the tool schema for x", origin="serving_chat.py:9")]
+    told += [record("Route: /v1/x", origin="serving_chat.py:9"), record("Added request x.", origin="serving_chat.py:9")]
+    for lines in (told, told[::-1], [told[0], told[2], told[1]], [told[1], told[2]] * 9):
+        data = "\n".join([*v1_start(), *request_lines("a"), *lines, *request_lines("b", "05-09 00:49:34")]).encode()
+        assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])])
+
+
 def test_a_message_that_no_family_knows_is_known_again_by_its_words_whatever_its_stamp(short_stretches: None) -> None:
     stamps = [
         "05-09 00:49:33",

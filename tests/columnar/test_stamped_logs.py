@@ -54,6 +54,13 @@ WRAPPINGS: dict[str, Wrap] = {
         .replace("<", "\\u003c")
         .replace(">", "\\u003e")
     ),
+    "docker json with short fractions": lambda at, i, line: json.dumps(
+        {
+            "log": line + "\n",
+            "stream": "stdout",
+            "time": f"{at:%Y-%m-%dT%H:%M:%S}.{i % 1000:03}".rstrip("0").rstrip(".") + "Z",
+        }
+    ),
     "journal json": lambda at, i, line: json.dumps(
         {
             "__CURSOR": f"s=8f2;i={i:x};b=77",

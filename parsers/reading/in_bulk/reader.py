@@ -27,7 +27,7 @@ from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_o
 __all__ = ["Bulk", "Evidence", "ReadOn", "read_frames"]
 BLOCK = 1 << 23
 _LARGEST = 31 << 20
-_FEWEST = 16  # shorter stretches are read line by line
+_FEWEST = 8  # shorter stretches are read line by line
 _CHUNK = 256
 
 

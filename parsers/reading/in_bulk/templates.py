@@ -54,6 +54,7 @@ _LONGEST_CLIENT = 64
 _MOST_KNOWN = 64
 _MOST_PATTERNS = 8
 _MOST_MISSES = 64
+_FEW_MISSES = 16  # where something is known: what is still to be learnt stands out
 _FEWEST = 4  # lines alike, or it is not worth remembering
 _STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _OTHER_STAMPS = (("12-31 23:59:58", (12, 31, 23, 59, 58)), ("01-02 03:04:05", (1, 2, 3, 4, 5)))
@@ -185,8 +186,8 @@ def alike_in(block: Block, known: Known) -> Alike:
         todo = _records(found, block, todo, before, beginnings)
     for head in known.access.values():
         todo = _accesses(found, block, todo, head)
-    misses = 0
-    while len(todo) and misses < _MOST_MISSES and known.count < _MOST_KNOWN:
+    misses, most = 0, _FEW_MISSES if known.count else _MOST_MISSES
+    while len(todo) and misses < most and known.count < _MOST_KNOWN:
         row = int(todo[len(todo) * (misses + 1) * 5 // 8 % len(todo)])  # what is common stands everywhere
         left = _learned(found, block, todo, row, known)
         misses += len(todo) - len(left) < _FEWEST
@@ -503,6 +504,7 @@ def mark_told_again(found: Structure, read: Mask) -> None:
     `parsers.records.record.is_told_again` decides: they may be no records but further lines of that text. A record that begins as a
     known one but was not `read` may hold anything.
     """
+    says = read | found.bad | found.alike.header  # what says nothing known is never told again
     known: dict[str, int] = {}
     codes = np.zeros(len(found.header), np.int64)
     open_ = np.zeros(len(found.header), np.bool_)  # a client may have written in it
@@ -523,7 +525,7 @@ def mark_told_again(found: Structure, read: Mask) -> None:
     rows = np.flatnonzero(found.header)
     before, after = rows[:-1], rows[1:]
     same = (codes[before] == codes[after]) & (found.stamps[before] == found.stamps[after])
-    same &= open_[before] & ((kinds[before] != kinds[after]) | (kinds[before] == 0))
+    same &= open_[before] & says[after] & ((kinds[before] != kinds[after]) | (kinds[before] == 0))
     same |= open_[before] & (codes[after] == 0)  # a line of several records: the first need not be what it begins with
     for first, last in zip(before[same].tolist(), after[same].tolist(), strict=True):
         found.bad[first : last + 1] = True
