@@ -144,6 +144,30 @@ STARTS = {
         f'{_PRE}  File "/opt/vllm/v1/worker/gpu_worker.py", line 1, in execute_model',
         f"{_PRE}RuntimeError: CUDA error: no kernel image is available for execution on the device",
     ],
+    "a worker that did not come up": [
+        f"{_PRE}WorkerProc failed to start.",
+        f"{_PRE}Traceback (most recent call last):",
+        f"{_PRE}RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    ],
+    "a traceback of which only the end was kept": [
+        f"{_PRE}EngineCore failed to start.",
+        f"{_PRE}ImportError: libcudart.so.12: cannot open shared object file",
+    ],
+    "a rank's traceback": [
+        "INFO 05-09 00:49:00 [api_server.py:1043] vLLM API server version 0.8.5",
+        "[rank0]: Traceback (most recent call last):",
+        "[rank0]: ImportError: libcudart.so.12: cannot open shared object file",
+    ],
+    "a port that is taken": [
+        "INFO 05-09 00:49:00 [api_server.py:913] Starting vLLM API server on http://0.0.0.0:8000",
+        "Traceback (most recent call last):",
+        "OSError: [Errno 98] Address already in use",
+    ],
+    "a port that is taken, as uvicorn says it": [
+        "INFO 05-09 00:49:00 [api_server.py:913] Starting vLLM API server on http://0.0.0.0:8000",
+        "INFO:     Application startup complete.",
+        "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
+    ],
 }
 
 
@@ -152,7 +176,9 @@ def test_a_start_that_failed_names_the_cause_and_not_its_wrapper(tmp_path: Path,
     found = document(tmp_path, lines)
     assert found["verdict"] == "startup-failed"
     title = the(found, "startup-failed")["title"]
-    assert "libcudart" in title or "no kernel image" in title
+    assert any(
+        cause in title.lower() for cause in ("libcudart", "no kernel image", "nccl error", "address already in use")
+    )
 
 
 @pytest.mark.parametrize(

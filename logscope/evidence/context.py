@@ -45,6 +45,9 @@ _WRAPPER = re.compile(
 )
 
 
+_PORT_TAKEN = re.compile(r"OSError: \[Errno \d{1,3}\] Address already in use")
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """`texts` maps (source, line) to the line's text; `exceptions` are unrecognised last lines of tracebacks, in order."""
@@ -77,12 +80,16 @@ class Context:
     @property
     def served(self) -> bool:
         """Whether the server came up: it printed statistics, took requests, said that it listens, or printed what only a running engine does."""
-        if any(self.log.get(f) is not None for f in ("stats", "request", "iteration", "preemption", "http")):
+        if any(self.log.get(f) is not None for f in ("stats", "request", "iteration", "preemption")):
+            return True
+        runtime = self.log.get("runtime")
+        if runtime is not None and (runtime["variant"] == "bind_error").any():
+            return False
+        if self.log.get("http") is not None:
             return True
         startup = self.log.get("startup")
         if startup is not None and startup["variant"].is_in(("server_start", "routes")).any():
-            return True
-        runtime = self.log.get("runtime")
+            return not any(_PORT_TAKEN.search(e.text) for e in self.exceptions)
         return runtime is not None and any(self._of_running(row) for row in runtime.iter_rows(named=True))
 
     def _of_running(self, row: Mapping[str, Any]) -> bool:

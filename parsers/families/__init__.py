@@ -48,6 +48,7 @@ __all__ = [
     "is_servers_own",
     "match",
     "schema",
+    "without_rank",
     "words_before_client_text",
 ]
 
@@ -74,6 +75,8 @@ _RAISED = regex.compile(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
 # "RuntimeError('Aborted due to …')": V0's engine process logs the repr.
 _RAISED_REPR = regex.compile(r"([A-Za-z_]\w*+)\((['\"])(.*)\2\)\s*+\Z")
 _CLASS_ENDS = ("Error", "Exception")
+# torch's hook says which rank a traceback is of.
+_RANK = re.compile(r"\A\[rank\d{1,4}\]: ")
 _UVICORN_LEVEL = re.compile(r"\A\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+")
 _FLOATING_CHARS = 2000
 _TRACEBACK = "Traceback (most recent call last)"
@@ -216,6 +219,8 @@ def match(message: str, *, prefixed: bool) -> Match | None:
 def _match(message: str, prefixed: bool) -> Match | None:
     if not GATE.search(message):
         return None
+    if not prefixed:
+        message = without_rank(message)
     raised = _raised(message)
     if not prefixed:
         return raised or _read(_UVICORN_LEVEL.sub("", message, count=1), foreign=True)
@@ -225,7 +230,14 @@ def _match(message: str, prefixed: bool) -> Match | None:
     if found is not None and found.prompt_fields:
         return found  # a prompt may quote a traceback
     at = message.find(_TRACEBACK)
+    if at < 0 and found is not None and found.family == "runtime" and "error" not in found.fields:
+        at = message.find("\n")  # of the traceback only its end was kept
     return found if at < 0 else _with_traceback(message, at, found)
+
+
+def without_rank(text: str) -> str:
+    """A line of a traceback without torch's `[rank0]: `."""
+    return _RANK.sub("", text, count=1)
 
 
 _remembered = lru_cache(maxsize=1 << 9)(_match)  # a server that starts again and again says the same each time

@@ -172,6 +172,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "EngineCore encountered a fatal error.",
     ),
     ("coredied", "V1", "0.8.5..0.33.0", _TRACE, "EngineCore failed to start...", "EngineCore failed to start."),
+    ("coredied", "V1", "0.8.5..0.33.0", _TRACE, "WorkerProc failed to start...", "WorkerProc failed to start."),
     (
         "coredied",
         "V1",
@@ -360,6 +361,16 @@ def _jit(text: str) -> Fields | None:
 
 
 # argparse's last word on a command line, printed before anything is logged.
+_BIND_ERROR = Format(
+    "runtime",
+    "bind_error",
+    "any",
+    "0.1.0..0.33.0",
+    "ERROR (uvicorn)",
+    "[Errno {errno:d}] error while attempting to bind on address ({address:s}): {error:s}",
+    "[Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
+    foreign=True,
+)
 _USAGE_ERRORS = tuple(
     Format(
         "runtime",
@@ -375,6 +386,7 @@ _USAGE_ERRORS = tuple(
 )
 
 FORMATS = (
+    _BIND_ERROR,
     *_USAGE_ERRORS,
     *(
         _format(variant, engine, versions, level, template, example or template)

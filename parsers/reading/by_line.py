@@ -37,7 +37,7 @@ _ERROR_LEVELS = ("ERROR", "CRITICAL")
 WARNING_LEVELS = ("WARNING", *_ERROR_LEVELS)
 # The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
 _EXCEPTION = re.compile(
-    r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
+    r"(?:\[rank\d{1,4}\]: )?(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
 )
 MAX_ROWS = 4
 # A traceback echoes the source: `raise ValueError("No available memory for the cache blocks. "`.
@@ -247,7 +247,7 @@ class SourceReader:
         yield self._event(bare, found, part.number, None)
 
     def _exception(self, record: Record, part: RecordText) -> Event:
-        found = families.Match("exception", "exception", {"message": part.text[:MAX_TEXT]})
+        found = families.Match("exception", "exception", {"message": families.without_rank(part.text)[:MAX_TEXT]})
         event = self._event(record, found, part.number, None)
         self.coverage.events -= 1
         return event

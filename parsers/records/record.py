@@ -76,7 +76,7 @@ _CLIENT_FACING = re.compile(r"(?:.*/)?(?:serving\w*|(?:request_)?logger)\.py:")
 # First lines of messages that vLLM prints over several lines.
 OPENER = re.compile(
     r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in |Engine background task failed"
-    r"|AsyncLLM output_handler failed|WorkerProc hit an exception|Error executing method "
+    r"|AsyncLLM output_handler failed|WorkerProc (?:hit an exception|failed to start)|Error executing method "
 )
 _MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$|  +(?:File \"|raise )")
 _RAISED = re.compile(r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception): ")

@@ -392,6 +392,9 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
         memory = runtime.filter(pl.col("variant").str.contains("oom"))
         if memory.height:
             return "it ran out of GPU memory during start-up", evidence_of(memory, context.texts)
+        taken = runtime.filter(pl.col("variant") == "bind_error")
+        if taken.height:
+            return f"its address is not free: {taken['error'][-1]}", evidence_of(taken, context.texts)
         refused = runtime.filter(pl.col("variant") == "usage_error")
         if refused.height:
             return f"vLLM rejected its command line: {refused['error'][-1]}", evidence_of(refused, context.texts)
