@@ -179,6 +179,9 @@ class SourceReader:
 
     def events(self, record: Record) -> Iterator[Event]:
         """The events of one record and of the lines without prefix that followed it."""
+        if record.header is None and not record.tail and not record.lines[0].text.strip():  # a blank line
+            self.coverage.foreign_lines += 1
+            return
         self.coverage.client_text += record.passed_over
         if record.header is None:
             yield from self._foreigners(record, [*record.lines, *record.tail])
@@ -187,8 +190,9 @@ class SourceReader:
 
     def _counted(self, lines: Iterable[Line | None]) -> Iterator[Line | None]:
         for line in lines:
-            if line is not None:
-                self.count(line)
+            if line is not None:  # as `count` does
+                self.coverage.lines += 1
+                self.chars += len(line.text) + 1
             yield line
 
     def count(self, line: Line) -> None:
@@ -218,6 +222,10 @@ class SourceReader:
         """Lines without prefix; an exception's last line may have been wrapped."""
         at = 0
         while at < len(parts):
+            if not parts[at].text.strip():
+                self.coverage.foreign_lines += 1
+                at += 1
+                continue
             found, used = _wrapped_exception(parts[at : at + 1 + MAX_ROWS])
             yield from self.foreign(record, parts[at], found)
             at += 1 + used

@@ -145,7 +145,7 @@ def read_records(lines: Iterable[Line | None]) -> Iterator[Record]:
             for unfinished in assemblers.values():
                 yield from unfinished.pause()
             continue
-        yield from assemblers.of(line).feed(line)
+        yield from assemblers.feed(line)
     for assembler in as_begun(assemblers.values()):
         yield from assembler.end()
 
@@ -167,15 +167,20 @@ class Assemblers(dict[PlaceKey, "Assembler"]):
             found.met = len(self)
         return found
 
-    def of(self, line: Line) -> Assembler:
-        """That of a line, which must be fed to it next.
+    def feed(self, line: Line) -> Iterable[Record]:
+        """Take a line; gives the records which are complete with it.
 
         While a client's text is open, an envelope from a place that nobody has met is a part of it.
         """
-        place = place_of(line.outer)
-        found = self.get(place) or self.waiting() or self.at(place)
+        place = None if line.outer is None else place_of(line.outer)
+        found = self.get(place)
+        if found is None:
+            found = self.waiting() or self.at(place)
+        elif found.pending is None and not found.held.first and _is_blank(line):
+            found.first = False
+            return _BLANK
         self._may_wait[found] = None
-        return found
+        return found.feed(line)
 
     def waiting(self) -> Assembler | None:
         """The first that has a client's text open."""
@@ -186,6 +191,15 @@ class Assemblers(dict[PlaceKey, "Assembler"]):
 def as_begun(assemblers: Iterable[Assembler]) -> list[Assembler]:
     """In the order of the lines at which their unfinished records begin: the order in which places were met says nothing."""
     return sorted(assemblers, key=lambda a: a.since)
+
+
+# What a blank line gives that follows no record: some logs hold little else.
+_BLANK = (Record([RecordText(0, "")]),)
+
+
+def _is_blank(line: Line) -> bool:
+    text = line.text
+    return (not text or (text.isspace() and "\r" not in text)) and line.record is None
 
 
 class _Held:

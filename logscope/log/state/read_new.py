@@ -214,7 +214,7 @@ class _NewInSource:
             numbered = self._numbered(line)
             if reader is not None:
                 reader.count(line)
-            for record in self.assemblers.of(line).feed(numbered):
+            for record in self.assemblers.feed(numbered):
                 self._note(record)
                 if reader is not None:
                     yield from self._events(record, reader, SETTLED)
@@ -278,7 +278,7 @@ class _NewInSource:
         cut = self.source.loss.truncated
         for line in lines:
             reader.count(line)
-            for record in self.assemblers.of(line).feed(self._numbered(line)):
+            for record in self.assemblers.feed(self._numbered(line)):
                 yield from self._events(record, reader, standing)
         for assembler in as_begun(self.assemblers.values()):
             for record in assembler.end():

@@ -5,7 +5,7 @@ A log that is read on: its blocks in bulk, up to the last lines, which are left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -119,9 +119,9 @@ class _SourceInBulk:
 
     def _feed(self, line: Line) -> None:
         self.reader.count(line)
-        self._records(self.assemblers.of(line).feed(line))
+        self._records(self.assemblers.feed(line))
 
-    def _records(self, records: Iterator[Record]) -> None:
+    def _records(self, records: Iterable[Record]) -> None:
         for record in records:
             for event in self.reader.events(record):
                 self.take(event)
