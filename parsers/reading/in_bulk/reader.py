@@ -27,6 +27,7 @@ from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_o
 __all__ = ["Bulk", "Evidence", "ReadOn", "read_frames"]
 BLOCK = 1 << 23
 _LARGEST = 31 << 20
+_SMALL = 1 << 16  # of sources with fewer bytes nothing is learnt: line by line their events share frames
 _FEWEST = 8  # shorter stretches are read line by line
 _CHUNK = 256
 
@@ -50,7 +51,7 @@ def read_frames(
     bytes(_LARGEST)  # glibc gives freed memory back at once until a piece of that size was freed
     for source, reader in readers(sources, coverage, year=year, keep=keep):
         pieces = getattr(source, "pieces", None)
-        if pieces is None or not bulk:
+        if pieces is None or not bulk or (source.size is not None and source.size < _SMALL):
             for event in reader.read(source.lines()):
                 (take or builder.add)(event)
         else:
