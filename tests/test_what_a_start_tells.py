@@ -118,3 +118,17 @@ def test_the_block_size_follows_from_how_many_requests_fit(tmp_path: Path, fits:
     (engine,) = document(tmp_path, lines)["engines"]
     assert (engine["config"]["block_size"], engine["config_basis"]["block_size"]) == (block, basis)
     assert engine["kv_cache"] == {"tokens": 6250 * block, "num_blocks": 6250, "block_size": block, "bytes": None}
+
+
+def test_the_throughput_of_starts_that_follow_each_other_is_a_mean_and_of_engines_that_run_together_a_sum(
+    tmp_path: Path,
+) -> None:
+    engines = ("Engine 000", "Engine 001")
+    first = [*v1_start(0), *(stats_v1(10 * i, 3, 0, 10.0, generation=100.0, engine=e) for i in (1, 2) for e in engines)]
+    second = [
+        *v1_start(60, pid=9),
+        *(stats_v1(60 + 10 * i, 3, 0, 10.0, generation=40.0, engine=e) for i in range(1, 7) for e in engines),
+    ]
+    found = document(tmp_path, [*first, *second])
+    assert [e["throughput"]["generation_tokens_per_s"] for e in found["engines"]] == pytest.approx([100, 100, 40, 40])
+    assert found["throughput"]["generation_tokens_per_s"] == pytest.approx((200 * 20 + 80 * 60) / 80)

@@ -5,7 +5,9 @@ The contract's `whatif --json` document.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -234,16 +236,42 @@ def _sum_ledger(results: Iterable[EngineResult], top: dict[str, Any] | None) -> 
 
 
 def _sum_throughput(results: Iterable[EngineResult]) -> dict[str, Any]:
-    found = list(results)
+    """Over all engines and servers; starts of one server follow each other, so of theirs it is the mean over the time of all."""
+    servers: defaultdict[int, defaultdict[int, list[EngineResult]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        servers[result.log.facts.server][result.log.facts.run].append(result)
 
-    def total(values: list[float | None]) -> float | None:
-        known = [v for v in values if v is not None]
+    def total(rate: Callable[[EngineResult], float | None]) -> float | None:
+        means = [_mean_of_starts(starts.values(), rate) for starts in servers.values()]
+        known = [mean for mean in means if mean is not None]
         return sum(known) if known else None
 
     return {
-        "prompt_tokens_per_s": total([r.prompt_tps for r in found]),
-        "generation_tokens_per_s": total([r.generation_tps for r in found]),
+        "prompt_tokens_per_s": total(lambda r: r.prompt_tps),
+        "generation_tokens_per_s": total(lambda r: r.generation_tps),
     }
+
+
+def _mean_of_starts(
+    starts: Iterable[Sequence[EngineResult]], rate: Callable[[EngineResult], float | None]
+) -> float | None:
+    found = []
+    for engines in starts:
+        known = [(value, result) for result in engines if (value := rate(result)) is not None]
+        if known:
+            found.append((sum(value for value, _ in known), max(_span_s(result) for _, result in known)))
+    if len(found) < 2:
+        return found[0][0] if found else None
+    return sum(value * span for value, span in found) / sum(span for _, span in found)
+
+
+def _span_s(result: EngineResult) -> float:
+    """Seconds from the first to the last statistics line of an engine that has a throughput."""
+    assert result.windows is not None
+    start, end = result.windows["start"].min(), result.windows["end"].max()
+    assert isinstance(start, datetime)
+    assert isinstance(end, datetime)
+    return (end - start).total_seconds()
 
 
 _STEP_TIME = ("base_s", "per_prefill_token_s", "per_decode_s", "per_kv_token_s")
