@@ -60,11 +60,6 @@ class SharedPool:
         """Blocks in the free list, registered ones included."""
         return len(self._free)
 
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks that are registered, in use or free."""
-        return sum(key is not None for key in self._key) + len(self._ages)
-
     def find(self, key: tuple[int, int]) -> int | None:
         """The block registered first under a content in a group."""
         blocks = self._cached.get(key)
