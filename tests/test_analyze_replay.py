@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from logscope.commands.cli import cli
+from logscope.diagnosis.advice import Advice
+from logscope.diagnosis.candidates import Candidate
 from tests.test_report_end_to_end import assert_spans
 
 
@@ -158,3 +160,15 @@ def test_the_advice_starts_from_the_figures_that_the_answer_gives(pressed: dict[
         assert advice["baseline"]["preemptions"] == round(pressed["preemptions"]["value"])
         for name in ("ttft_s", "e2e_s"):
             assert advice["baseline"][name] == {p: pressed["latency"][name][p] for p in ("p50", "p90", "p99")}
+
+
+def test_an_advices_percentiles_stay_in_order() -> None:
+    """Found by the fuzz target: p90 fell less than p99 did."""
+    before = {"ttft_s": {"p50": 1.0, "p90": 10.0, "p99": 20.0}, "e2e_s": {"p50": 2.0, "p90": None, "p99": 30.0}}
+    after = {"ttft_s": {"p50": 1.0, "p90": 9.0, "p99": 9.5}, "e2e_s": {"p50": 1.0, "p90": None, "p99": 15.0}}
+    own = {"ttft_s": {"p50": 2.0, "p90": 12.0, "p99": 20.0}, "e2e_s": {"p50": 2.0, "p90": None, "p99": 40.0}}
+    candidate = Candidate({"watermark": 0.1}, "free", "", "")
+    told = Advice(candidate, None, {**before, "preemptions": 10}, {**after, "preemptions": 5}, 0.0).beside(own, 20)
+    assert told.baseline == {**own, "preemptions": 20}
+    assert told.scenario["ttft_s"] == {"p50": 2.0, "p90": pytest.approx(10.8), "p99": pytest.approx(10.8)}
+    assert (told.scenario["e2e_s"]["p99"], told.scenario["preemptions"]) == (20.0, 10)

@@ -72,6 +72,7 @@ class Advice:
                 own = (latency.get(name) or {}).get(point)
                 if figure and own is not None and after[name][point] is not None:
                     before[name][point], after[name][point] = own, after[name][point] * own / figure
+            _in_order(after[name])
         if preemptions is not None and before["preemptions"]:
             after["preemptions"] = round(after["preemptions"] * preemptions / before["preemptions"])
             before["preemptions"] = round(preemptions)
@@ -116,6 +117,14 @@ class Advice:
             changes.append((0.0, f"preemptions rise from {a:,.0f} to {b:,.0f}"))
         said = [text for _, text in sorted(changes, reverse=True)]
         return f"{_headed(', '.join(said))}." if said else "No latency or throughput gets worse in the replay."
+
+
+def _in_order(points: dict[str, float | None]) -> None:
+    """No percentile below a lower one: each was changed in its own proportion."""
+    least = 0.0
+    for point, value in points.items():
+        if value is not None:
+            points[point] = least = max(least, value)
 
 
 def _headed(sentence: str) -> str:
