@@ -69,7 +69,7 @@ def compare(before: Analysis, after: Analysis) -> dict[str, Any]:
     document["judged"] = _judged(document, second)
     _note_load(document, first, second)
     document["load"], document["engine"] = _load(a, b), _engine(a, b)
-    document["closing"] = _closing(document, a, b)
+    document["closing"] = _closing(document, a)
     return document
 
 
@@ -173,7 +173,7 @@ def _seconds(workload: Workload, sums: tuple[float, float, float, float, float])
     )
 
 
-def _closing(document: Mapping[str, Any], a: EngineResult, b: EngineResult) -> str | None:
+def _closing(document: Mapping[str, Any], a: EngineResult) -> str | None:
     """One sentence: what differs, the load or the engine."""
     load, engine = document["load"], document["engine"]
     if load is None or engine is None:

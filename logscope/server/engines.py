@@ -24,7 +24,6 @@ from reference_engine.v1.profile import version_key
 
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs", "impossible_setting"]
 
-_RUN_FAMILIES = ("startup", "kv_sizing", "kv_error", "request", "runtime", "http", "shutdown")
 _V1_PROCESS = re.compile(r"EngineCore|Worker_(?:TP|PP|DP|EP)|WorkerProc|VllmWorker(?:-\d| rank)")
 _V1_FILES = frozenset(
     f"{name}.py"
@@ -150,7 +149,7 @@ def _facts(
     version = _last(rows, "version") or (_last(runtime.rows(named=True), "version") if runtime is not None else None)
     engine = _engine_of(rows, frames, version)
     device = _device(frames, configuration)
-    kv = _kv_cache(rows, configuration, engine)
+    kv = _kv_cache(rows, configuration)
     if kv.num_blocks is not None and configuration.values.get("num_blocks") is None:
         configuration.set("num_blocks", kv.num_blocks, "measured")
     if configuration.values.get("block_size") is None and kv.tokens is None:
@@ -278,7 +277,7 @@ def _device(frames: Mapping[str, pl.DataFrame], configuration: Configuration) ->
     return str(platform).upper() if platform else None
 
 
-def _kv_cache(rows: list[dict[str, Any]], configuration: Configuration, engine: str | None) -> KvCache:
+def _kv_cache(rows: list[dict[str, Any]], configuration: Configuration) -> KvCache:
     tokens = [r["kv_cache_tokens"] for r in rows if r.get("kv_cache_tokens")]
     size = configuration.values.get("block_size")
     gib = _last(rows, "available_kv_cache_gib") or _last(rows, "kv_cache_gib")

@@ -200,14 +200,12 @@ class Explanations(ExplanationCosts):
                 yield replace(base, anybody=extra)
             return
         base = replace(base, cost=base.cost + 0.3 * extra)
-        yield from self._by_themselves(state, k, base, extra, free)
+        yield from self._by_themselves(state, base, extra, free)
         if self.late and self.unlimited:
             # a limit of which the log says nothing is foreseen by the scheduler
-            yield from self._by_themselves(state, k, replace(base, left_at=k - 1), extra, free)
+            yield from self._by_themselves(state, replace(base, left_at=k - 1), extra, free)
 
-    def _by_themselves(
-        self, state: State, k: int, base: Explanation, extra: int, free: list[int]
-    ) -> Iterator[Explanation]:
+    def _by_themselves(self, state: State, base: Explanation, extra: int, free: list[int]) -> Iterator[Explanation]:
         freed, doubt = self.freed(state, base.left_at)
         if freed is None:
             fits = [i for i in free if self._limit_fits(state, i, base.left_at)]

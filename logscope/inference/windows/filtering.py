@@ -81,7 +81,7 @@ class ParticleFilter:
         for k, window in enumerate(self.seen.windows):
             tries = 1 if self._idle(k) else self.plan.proposals
             proposed = [self._propose(particle, k, window) for particle in particles for _ in range(tries)]
-            particles = self._select(proposed, k)
+            particles = self._select(proposed)
             if progress is not None:
                 progress((k + 1) / (count + 1))
         return [self._to_the_end(particle) for particle in particles]
@@ -97,7 +97,7 @@ class ParticleFilter:
 
     # ---- choosing ----
 
-    def _select(self, proposed: list[Particle], k: int) -> list[Particle]:
+    def _select(self, proposed: list[Particle]) -> list[Particle]:
         """Weigh, temper so that enough different ones go on, and resample systematically."""
         logs = np.array([p.log_weight for p in proposed])
         logs = logs - logs.max()

@@ -246,7 +246,7 @@ def length_model(seen: Observations, longest: int, rules: SketchRules, share: fl
     """
     arrivals = seen.arrivals
     limits = np.array([float(a.max_tokens or longest) for a in arrivals])
-    outputs, mean_output, output_sd, doubt = _output_belief(seen, limits, share)
+    outputs, mean_output, output_sd, doubt = _output_belief(seen, share)
     sharing = _sharing(seen, rules, share, mean_output)
     mean, sd = _prompt_belief(seen, share, sharing, rules.credits_hits)
     prompts, spreads = np.full(len(arrivals), mean), np.full(len(arrivals), sd)
@@ -343,7 +343,7 @@ def _as_talks_grow(seen: Observations, share: float, mean: float, sd: float) -> 
     return np.log(np.maximum(local[window], 1.0)) - variance / 2, np.full(len(middles), math.sqrt(variance))
 
 
-def _output_belief(seen: Observations, limits: Floats, engine_share: float) -> tuple[Floats, float, float, float]:
+def _output_belief(seen: Observations, engine_share: float) -> tuple[Floats, float, float, float]:
     """Certain outputs; for the others the mean, the spread (log), and how far the mean may be off (log).
 
     Where the requests' limits add up to what was generated, every output is its limit.

@@ -92,11 +92,8 @@ class Observations:
         return self.epoch + timedelta(seconds=seconds)
 
 
-def observe(frames: Mapping[str, pl.DataFrame], engines_in_run: int = 1) -> Observations | None:
-    """Read one engine's frames; None where there are no statistics lines. Without requests there are no arrivals.
-
-    `engines_in_run`: arrivals are shared with so many engines (the caller deals with that).
-    """
+def observe(frames: Mapping[str, pl.DataFrame]) -> Observations | None:
+    """Read one engine's frames; None where there are no statistics lines. Without requests there are no arrivals."""
     stats = _stats_rows(frames)
     if not stats:
         return None

@@ -149,10 +149,6 @@ class _Collector:
         tail.add(event)
         builder.go_on_from(tail.builder.order)
 
-    def bulk(self, entry: Entry) -> Bulk:
-        """Where settled events of a file go that are read many at once."""
-        return Bulk(self.settled.builder, self.settled.add, self.settled.add_text)
-
     def _tail(self, event: Event, entry: Entry) -> _Collected:
         found = self.tails.get(entry.id)
         if found is None:
@@ -181,7 +177,8 @@ def read_with_state(folder: Path, sources: Sequence[Any], reading: Reading) -> L
         with closing(FrameFiles(folder, f"{state.runs:08}.")) as files:
             collector = _Collector(state, files)
             files_read = FilesRead()
-            keep, bulk = Keep(exceptions=True), collector.bulk
+            keep = Keep(exceptions=True)
+            bulk = Bulk(collector.settled.builder, collector.settled.add, collector.settled.add_text)
             for event, entry, standing in read_new(
                 sources, state, files_read, year=reading.year, keep=keep, in_bulk=bulk
             ):
