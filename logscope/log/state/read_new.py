@@ -12,7 +12,7 @@ import copy
 import hashlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_o
 from parsers.records.servers import Sessions
 from parsers.sources.resuming import ResumePoint, RewrittenError, TailWindow
 
-__all__ = ["COMPLETE", "OPEN", "SETTLED", "FilesRead", "Found", "InBulk", "new_events", "read_new"]
+__all__ = ["COMPLETE", "OPEN", "SETTLED", "FilesRead", "Found", "new_events", "read_new"]
 CONTEXT = 200
 """So many lines before the first unsettled one are read again: they show which envelopes are worn."""
 
@@ -38,9 +38,6 @@ QUIET_S = 5.0
 """A log that nothing was written to for so long is taken to have ended its last record."""
 
 Piece = TextBlock | list[Line]
-InBulk = Callable[[Entry], Bulk]
-"""Where to put what is read in bulk of a file."""
-
 Found = tuple[Event, Entry, str]
 """An event (its `source` is the file's id), the file it stands in, and its standing: SETTLED, COMPLETE or OPEN."""
 
@@ -66,7 +63,7 @@ def read_new(
     *,
     year: int | None,
     keep: Keep,
-    in_bulk: InBulk | None = None,
+    in_bulk: Bulk | None = None,
 ) -> Iterator[Found]:
     """The events that are new in `sources`; when they are taken `state` has moved on and `files_read` is filled.
 
@@ -120,7 +117,7 @@ class _NewInSource:
         clock: RecordClock,
         sessions: Sessions,
         keep: Keep,
-        in_bulk: InBulk | None,
+        in_bulk: Bulk | None,
         *,
         growing: bool,
     ) -> None:
@@ -193,7 +190,7 @@ class _NewInSource:
                 continue
             self._close_known()
             if bulk is None and self.in_bulk is not None:
-                bulk = self._bulk(self.in_bulk, reader)
+                bulk = ReadOn(self.in_bulk, reader, self.assemblers, self.entry.resume_point.lines)
             if bulk is not None:
                 bulk.add(piece)
             else:
@@ -204,9 +201,6 @@ class _NewInSource:
             yield from self._one_by_one(left, reader)
         self._lost(cut, reader.coverage)
         return rest
-
-    def _bulk(self, in_bulk: InBulk, reader: SourceReader) -> ReadOn:
-        return ReadOn(in_bulk(self.entry), reader, self.assemblers, self.entry.resume_point.lines)
 
     def _one_by_one(self, lines: Iterator[Line], reader: SourceReader | None) -> Iterator[Found]:
         """The events of some lines; none where they are known already (no `reader`)."""
