@@ -74,3 +74,59 @@ def test_a_command_that_is_stopped_is_quiet_and_leaves_nothing(
         return
     assert (running.returncode, said, out) == (status, b"", b"")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("exec('signal.raise_signal(number)')", id="in a dataclass being made"),
+        pytest.param("type('C', (), {'__del__': lambda self: signal.raise_signal(number)})()", id="in a __del__"),
+        pytest.param(
+            "type('C', (), {'x': type('N', (), {'__set_name__': lambda *_: signal.raise_signal(number)})()})",
+            id="in a __set_name__",
+        ),
+    ],
+)
+def test_wherever_a_signal_comes_it_ends_the_command(place: str, number: signal.Signals) -> None:
+    program = f"""
+import signal, time
+from logscope.commands import cli
+number = {number.value}
+def slow(**_):
+    {place}
+    time.sleep(5)
+cli.cli.main = slow
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=ROOT, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_among_the_options_ends_the_command(number: signal.Signals) -> None:
+    program = f"""
+import click, signal
+from logscope.commands import cli
+click.Command.make_context = lambda *_, **__: signal.raise_signal({number.value})
+cli.main([])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=ROOT, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+
+
+def test_a_pool_that_is_stopped_leaves_nothing_waiting_and_says_nothing() -> None:
+    """Tasks too large for the pipe, whose processes die: what writes them is not waited for."""
+    program = """
+import time
+from logscope.execution.executors import stop_at_once, worker_pool
+pool = worker_pool(1)
+asked = [pool.submit(len, bytes(10_000_000)) for _ in range(3)]
+asked.append(pool.submit(time.sleep, 60))
+asked += [pool.submit(len, bytes(10_000_000)) for _ in range(3)]
+asked[2].result()
+asked[-1].cancel()
+stop_at_once(pool)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=ROOT, timeout=30)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -54,8 +54,12 @@ class ReaderGoneError(Exception):
     """Whoever read standard output wants no more of it."""
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM. A class of its own: past a KeyboardInterrupt in an `exec` (each dataclass has one) Python kills itself at its end."""
+
+
 class StoppedError(Exception):
-    """The user pressed Ctrl-C."""
+    """The command was stopped; click takes a KeyboardInterrupt for a failure of its own."""
 
 
 class _Verbs(click.Group):
@@ -83,6 +87,12 @@ class _Verbs(click.Group):
             hint = f" Did you mean '{near}'?" if near else f" Commands: {', '.join(_VERBS)}."
             raise click.UsageError(f"No such command {visible(name, 60)!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise StoppedError from None
 
     def invoke(self, ctx: click.Context) -> Any:
         # Before click sees it: for click a reader that went away, and Ctrl-C, are failures, and its status 1 is that of --fail-on.
@@ -116,43 +126,79 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line; the one place where an exception becomes a sentence and an exit status."""
     _guard_streams()
-    stopped = _StoppedBySigterm()
-    try:
-        return cli.main(args=args, prog_name="logscope", standalone_mode=True)
-    except LogscopeError as error:
+    with _Signals() as signals:
+        try:
+            return cli.main(args=args, prog_name="logscope", standalone_mode=True)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            # Whatever it has become: what a signal raises in a `__set_name__` arrives as a RuntimeError, say.
+            sys.exit(128 + signals.caught if signals.caught else _status_of(error))
+
+
+def _status_of(error: BaseException) -> int:
+    """The exit status for an exception, after its sentence was written."""
+    if isinstance(error, LogscopeError):
         remark(str(error))
-        sys.exit(error.status)
-    except ReaderGoneError:
+        return error.status
+    if isinstance(error, ReaderGoneError):
         _forget_output()  # whoever read the pipe went away: end quietly
-        sys.exit(0)
-    except (StoppedError, KeyboardInterrupt):
-        sys.exit(128 + signal.SIGTERM if stopped.seen else INTERRUPTED)
-    except MemoryError:
+        return 0
+    if isinstance(error, (StoppedError, KeyboardInterrupt)):
+        return INTERRUPTED
+    if isinstance(error, MemoryError):
         remark("out of memory; give a span with --since and --until")
-        sys.exit(INTERNAL)
-    except OSError as error:  # sources that cannot be read are told apart where they are opened
+        return INTERNAL
+    if isinstance(error, OSError):  # sources that cannot be read are told apart where they are opened
         name = f"{error.filename}: " if error.filename else ""
         remark(f"{name}{error.strerror or error}")
         _forget_output()
-        sys.exit(UNWRITTEN)
-    except Exception as error:
-        if os.environ.get("LOGSCOPE_DEBUG"):
-            raise
-        remark(f"a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it")
-        sys.exit(INTERNAL)
+        return UNWRITTEN
+    if os.environ.get("LOGSCOPE_DEBUG") or not isinstance(error, Exception):
+        raise error
+    remark(f"a fault of logscope's own ({fault_of(error)}); set LOGSCOPE_DEBUG=1 to see all of it, and report it")
+    return INTERNAL
 
 
-class _StoppedBySigterm:
-    """SIGTERM ends a command as Ctrl-C does: quietly, and after what it began is cleared away."""
+class _Signals:
+    """Ctrl-C and SIGTERM end a command alike: quietly, and after what it began is cleared away."""
 
     def __init__(self) -> None:
-        self.seen = False
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._stop)
+        self.caught = 0
+        """Number of the signal that came; 0 for none."""
+        self._before: dict[int, Any] = {}
 
-    def _stop(self, *_: object) -> None:
-        self.seen = True
-        raise KeyboardInterrupt
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number, default in (signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL):
+                if signal.getsignal(number) is default:
+                    self._before[number] = signal.signal(number, self._stop)
+        self._hooks = sys.unraisablehook, threading.excepthook
+        sys.unraisablehook, threading.excepthook = self._unheard, self._in_thread
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.caught:
+            return  # the process ends
+        sys.unraisablehook, threading.excepthook = self._hooks
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _: object) -> None:
+        self.caught = number
+        raise Stopped
+
+    def _unheard(self, lost: sys.UnraisableHookArgs, /) -> None:
+        """Python drops what is raised in a `__del__`: then the signal is sent once more."""
+        if not self.caught:
+            self._hooks[0](lost)
+        elif issubclass(lost.exc_type, Stopped):
+            threading.Timer(0.01, signal.raise_signal, (self.caught,)).start()
+
+    def _in_thread(self, failed: threading.ExceptHookArgs, /) -> None:
+        """Threads whose processes were stopped under them have nothing to tell."""
+        if not self.caught:
+            self._hooks[1](failed)
 
 
 class _Heedless(io.FileIO):

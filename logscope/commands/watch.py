@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -141,10 +140,6 @@ class _Listeners:
             self.reached = True
 
 
-class _Stopped(BaseException):
-    """SIGTERM came."""
-
-
 @click.command("watch", cls=Verb)
 @source_argument
 @click.option("--unit", metavar="NAME", help="Follow a systemd unit's journal (runs journalctl).")
@@ -219,10 +214,9 @@ def command(
                 monitors[name], shown, out, told=not new, source=name if len(names) > 1 else None, heard=heard.hear
             )
             watches.append(_Watch(publisher, chunks, monitors[name], counted[name], timezone, year))
-        stack.enter_context(_sigterm())
         try:
             _run(watches, heard)
-        except (KeyboardInterrupt, _Stopped):
+        except KeyboardInterrupt:
             stopped = True
         except ValueError as error:
             raise LogscopeError(str(error)) from None
@@ -291,18 +285,6 @@ def _run(watches: Sequence[_Watch], heard: _Listeners) -> None:
     told.acquire()  # what is told from here on is the summary; the threads end with the process
     if failed:
         raise failed[0]
-
-
-@contextmanager
-def _sigterm() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise _Stopped
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _out(stack: ExitStack, target: str | None) -> TextIO | None:

@@ -110,11 +110,21 @@ def worker_pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def stop_at_once(pool: ProcessPoolExecutor) -> None:
-    """End the pool, whatever its processes are doing."""
-    for process in list((getattr(pool, "_processes", None) or {}).values()):
+    """End the pool, whatever its processes are doing.
+
+    What nobody has begun is dropped first: the pool's thread fails on what is cancelled when its processes die. Nor is it to wait
+    until tasks are written to processes that read no more, which would be for ever.
+    """
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    thread: threading.Thread | None = getattr(pool, "_executor_manager_thread", None)
+    with suppress(AttributeError):
+        pool._call_queue.cancel_join_thread()  # type: ignore[attr-defined]
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
         with suppress(OSError, ValueError):
             process.terminate()
-    pool.shutdown(wait=True, cancel_futures=True)
+    if thread is not None:
+        thread.join()
 
 
 def _begin(threads: str) -> None:
