@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, AnyStr, NamedTuple, Protocol, cast
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "EnvelopesOff",
     "Heads",
     "JsonRecord",
+    "Later",
     "Line",
     "Loss",
     "Outer",
@@ -33,12 +35,41 @@ __all__ = [
     "after_hole",
     "is_binary",
     "json_without_lone_surrogates",
+    "later",
+    "later_regex",
     "packed",
     "text_blocks",
     "transcoded",
     "unpacked",
     "without_lone_surrogates",
 ]
+
+
+class Later:
+    """A pattern that is compiled when it is first used: a short log asks for few of the many that are known, and each costs a millisecond to start."""
+
+    def __init__(self, compiled: Callable[..., Any], pattern: object, flags: int = 0) -> None:
+        self._compiled, self.pattern, self.flags = compiled, pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by `copy` and `pickle`, before there is anything to compile
+            raise AttributeError(name)
+        found = self._compiled(self.pattern, self.flags)
+        self.__dict__ |= {method: getattr(found, method) for method in _METHODS}
+        return getattr(found, name)
+
+
+_METHODS = ("match", "search", "fullmatch", "finditer", "findall", "sub", "subn", "split")
+
+
+def later(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
+    """What `re.compile` gives, compiled when it is first used."""
+    return cast("re.Pattern[AnyStr]", Later(re.compile, pattern, flags))
+
+
+def later_regex(pattern: str, flags: int = 0) -> regex.Pattern[str]:
+    """What `regex.compile` gives, compiled when it is first used."""
+    return cast("regex.Pattern[str]", Later(regex.compile, pattern, flags))
 
 
 class Outer(NamedTuple):
@@ -124,11 +155,11 @@ _USUAL = (b"(", b"INFO ", b"INFO:", *(b"DEBUG ", b"WARNING ", b"ERROR ", b"DEBUG
 _HEAD = 1 << 15
 _SAMPLE = 1 << 13
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08\x07\x1e") + b"\x7f"
-_HOLE = re.compile(rb"\0{4,}")
-_CARRIAGE_RETURNS = re.compile(rb"(?<!\r)\r+\n")
+_HOLE = later(rb"\0{4,}")
+_CARRIAGE_RETURNS = later(rb"(?<!\r)\r+\n")
 _COLOUR = rb"\x1b\[[0-9;]{0,12}m"
 # A record whose first part is coloured: the process's tag, or the level with the stamp behind it. No envelope begins so.
-_COLOURED = re.compile(
+_COLOURED = later(
     _COLOUR
     + rb"(?:\([A-Za-z]\w{0,60} (?:pid|rank)=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:"
     + _COLOUR
@@ -404,9 +435,9 @@ def _clean(data: bytes, loss: Loss, limit: int) -> bytes:
     return _CARRIAGE_RETURNS.sub(b"\n", data) if doubled else data
 
 
-_LONE = re.compile("[\ud800-\udfff]")
+_LONE = later("[\ud800-\udfff]")
 # Escapes one after the other, so that the second half of `\\\\ud800` (a backslash, then text) is none: a pair, a lone half, any other.
-_ESCAPE = re.compile(
+_ESCAPE = later(
     r"\\(?:u[dD][89aAbB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|(?P<lone>u[dD][89a-fA-F][0-9A-Fa-f]{2})|.)", re.S
 )
 

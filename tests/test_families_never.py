@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsers.families import FORMATS, GATE, match
+from parsers.families import FORMATS, anchors, match
 from parsers.families.literals import end_of_call, iter_pairs, parse_literal
 from parsers.families.stats import is_believed
 from tests.formats_data import examples, message_of
@@ -137,5 +137,12 @@ def test_a_number_that_no_machine_holds_is_not_read() -> None:
     assert not is_believed(found.fields)
 
 
-def test_the_gate_skips_what_is_of_no_interest() -> None:
-    assert GATE.search("INFO 05-09 00:49:33 [model.py:733] Starting to load model acme/llama-9b...") is None
+def test_what_is_of_no_interest_holds_no_anchor() -> None:
+    line = "INFO 05-09 00:49:33 [model.py:733] Starting to load model acme/llama-9b..."
+    assert not any(anchor in line for anchor in anchors())
+
+
+def test_what_holds_no_anchor_is_not_read() -> None:
+    for format_ in FORMATS:
+        text = format_.example.replace(" ", "  ")
+        assert match(text, prefixed=not format_.foreign) is None or any(anchor in text for anchor in anchors())

@@ -23,7 +23,7 @@ from parsers.envelopes.rare import Rows, goes_back, inner_clocks, newest_last, r
 from parsers.envelopes.structured import JsonForm, TakenOff, from_line, json_form
 from parsers.envelopes.system_log import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE, merged_outer
-from parsers.lines import Heads, Line, Loss, Outer, TextBlock, text_blocks
+from parsers.lines import Heads, Line, Loss, Outer, TextBlock, later, text_blocks
 
 __all__ = ["Envelopes", "is_newest_first", "turned_round", "unwrapped", "without_envelopes", "without_same_envelopes"]
 _LAYERS = 3
@@ -32,7 +32,7 @@ _MOST_UNUSUAL = 3  # one line in so many may be worth a look; with more of them 
 _MOST_FORMS = 8
 _MOST_BARE = 1 << 12
 _DIGITS = np.frombuffer(b"0123456789", np.uint8)
-_RECORD = re.compile(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
+_RECORD = later(rb"^(?:\([A-Z]|INFO |DEBUG |WARNING |ERROR |CRITICAL )", re.M)
 
 
 class Envelopes:
@@ -226,7 +226,7 @@ def _as_by_line(bare: TextBlock, unwrapper: Unwrapper) -> bool:
 Piece = TextBlock | list[Line]
 
 _CLOCKS = 2000  # so many lines show whether a clock goes back
-_EXPORT = re.compile(rb"(?:__[A-Z_]+=[^\n]*\n)+[A-Z_]")
+_EXPORT = later(rb"(?:__[A-Z_]+=[^\n]*\n)+[A-Z_]")
 
 
 def unwrapped(

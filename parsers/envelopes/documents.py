@@ -14,6 +14,7 @@ from parsers.envelopes import structured
 from parsers.envelopes.form import Clock, Peeled
 from parsers.envelopes.rare import mapping_of
 from parsers.envelopes.system_log import journal_entry
+from parsers.lines import later
 
 __all__ = ["Collector", "Verdict", "begin"]
 
@@ -38,11 +39,11 @@ class Collector(Protocol):
 
 
 # Fri 2026-05-08 17:47:03.906123 UTC [s=0c4e...;i=1a;b=...;m=...;t=63f1a2b3c4d5e;x=...]
-_VERBOSE = re.compile(
+_VERBOSE = later(
     r"(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? [A-Z0-9+:-]{1,9} \[s=[0-9a-f]{1,64};[^\]]{1,400}\]\Z"
 )
-_VERBOSE_TIME = re.compile(r";t=([0-9a-f]{1,16})")
-_VERBOSE_FIELD = re.compile(r" {4}(?P<name>[A-Z_][A-Z0-9_]*)=(?P<value>.*)", re.S)
+_VERBOSE_TIME = later(r";t=([0-9a-f]{1,16})")
+_VERBOSE_FIELD = later(r" {4}(?P<name>[A-Z_][A-Z0-9_]*)=(?P<value>.*)", re.S)
 
 
 class _Verbose:
@@ -73,7 +74,7 @@ class _Verbose:
         return [peeled] if peeled else []
 
 
-_EXPORT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*(?P<equals>=|\Z)")
+_EXPORT_NAME = later(r"[A-Z_][A-Z0-9_]*(?P<equals>=|\Z)")
 
 
 class _Export:
@@ -128,8 +129,8 @@ class _Export:
         return [peeled] if peeled else []
 
 
-_OPENS_LIST = re.compile(r'\s*"(?:events|entries|results?|hits|data|values|streams|logs|records|items)"\s*:\s*\[\s*\Z')
-_JSON_LINE = re.compile(r'\s*(?:"|[{}\[\]]|-?\d|true|false|null|[A-Za-z@_][\w@.]*\s*:)')
+_OPENS_LIST = later(r'\s*"(?:events|entries|results?|hits|data|values|streams|logs|records|items)"\s*:\s*\[\s*\Z')
+_JSON_LINE = later(r'\s*(?:"|[{}\[\]]|-?\d|true|false|null|[A-Za-z@_][\w@.]*\s*:)')
 
 
 class _Pretty:
@@ -165,7 +166,7 @@ def _named(entry: Peeled, name: str) -> Peeled:
     return entry._replace(outer=entry.outer._replace(envelope=name))
 
 
-_TOP_KEY = re.compile(
+_TOP_KEY = later(
     r"(?P<key>insertId|textPayload|logName|receiveTimestamp|labels|resource|timestamp|jsonPayload|severity"
     r"|httpRequest|operation|trace|spanId|sourceLocation|protoPayload):(?: |\Z)"
 )

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from parsers.lines import JsonRecord, Outer
+from parsers.lines import JsonRecord, Outer, later
 
 __all__ = [
     "ISO",
@@ -31,9 +31,9 @@ __all__ = [
 # A pattern's piece: 2026-05-08T17:47:03.906123+00:00 and its relatives; group names would clash where two are used.
 ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?Z| ?[+-]\d\d:?\d\d|[+-]\d\d| UTC| GMT)?"
 
-_ISO_AT_START = re.compile(ISO)
+_ISO_AT_START = later(ISO)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)?\Z")
+_OFFSET = later(r"([+-])([01]\d|2[0-3]):?([0-5]\d)?\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DAY_US = 86_400_000_000
 # The years 2 to 9998: a time outside of them is nobody's clock, and no zone takes one of these out of what a date can be.
@@ -215,12 +215,12 @@ def of_each_line(pattern: re.Pattern[str]) -> re.Pattern[bytes]:
 
     With the line feed the search for the next line is one for a byte, five times as fast as with `^`.
     """
-    return re.compile(b"\n(?:" + pattern.pattern.encode() + b")", re.M)
+    return later(b"\n(?:" + pattern.pattern.encode() + b")", re.M)
 
 
 _COLOUR = r"(?:\x1b\[[0-9;]*m|\^\[\[[0-9;]*m|\[[0-9;]{1,5}m)?"
 # "(APIServer pid=1) ...", "INFO 05-09 00:49:33 ...", "[node-a] INFO 05-09 ...", "INFO:     10.0.0.1:5 - ..."
-_RECORD = re.compile(
+_RECORD = later(
     rf"{_COLOUR}(?:"
     r"\([A-Za-z][\w.:/-]{0,200}(?:\(| pid=\d| rank=\d)"
     rf"|(?:[^\s\d]\S{{0,60}} )?{_COLOUR}(?:DEBUG|INFO|WARNING|ERROR|CRITICAL){_COLOUR}"

@@ -24,7 +24,7 @@ import re
 
 from parsers.envelopes import system_log as syslog
 from parsers.envelopes.form import ISO, Clock, Envelope, Peeled, looks_like_record, of_each_line
-from parsers.lines import Outer
+from parsers.lines import Outer, later
 
 __all__ = [
     "BY_START",
@@ -37,21 +37,21 @@ __all__ = [
     "possible_envelopes",
 ]
 # 2026-05-12T08:01:39.331095044Z INFO ...
-_STAMP = re.compile(rf"(?P<iso>{ISO})(?:[ \t]|$)", re.A)
+_STAMP = later(rf"(?P<iso>{ISO})(?:[ \t]|$)", re.A)
 # [2024-07-08 15:17:34] INFO ...
-_BRACKETED = re.compile(rf"\[(?P<iso>{ISO})\](?: |$)", re.A)
+_BRACKETED = later(rf"\[(?P<iso>{ISO})\](?: |$)", re.A)
 # 2026-05-08 17:47:03.906 info INFO: ...
-_VIEWER = re.compile(
+_VIEWER = later(
     rf"(?P<iso>{ISO})[ \t](?P<label>\[?(?:info|warn|warning|error|err|debug|notice|unknown|default|stdout|stderr)\]?)(?:[ \t]|$)",
     re.A,
 )
 # 2026-05-08T17:47:03Z {app="vllm", pod="vllm-0"} INFO ...
-_LOGCLI = re.compile(rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)', re.A)
-_LABEL = re.compile(r'(?<!\w)(\w{1,100})="((?:[^"\\]|\\.)*)"', re.A)
+_LOGCLI = later(rf'(?P<iso>{ISO}) \{{(?P<labels>(?:[^{{}}"]|"(?:[^"\\]|\\.)*")*)\}}(?:[ \t]|$)', re.A)
+_LABEL = later(r'(?<!\w)(\w{1,100})="((?:[^"\\]|\\.)*)"', re.A)
 # 2026-05-08T17:47:03.906000+00:00 vllm/vllm/0123abcd INFO ...   (aws logs tail)
-_STREAM = re.compile(rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ", re.A)
+_STREAM = later(rf"(?P<iso>{ISO}) (?P<stream>[\w.$@#-]+/[\w./$@#\[\]-]+|i-[0-9a-f]{{8,17}}) ", re.A)
 # > - 2024-06-22T20:16:34.700+00:00 ERROR ...
-_QUOTE = re.compile(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])", re.A)
+_QUOTE = later(r"(?:> ?(?:[-*] )?|[-*] (?=\d{4}-)|[\u201c\u2018])", re.A)
 
 
 def _shape(iso: str) -> str:
@@ -127,31 +127,29 @@ PLAIN_STAMPS = (
 )
 
 # 2026-05-08T17:47:03.906123456Z stderr F INFO ...
-_CRI = re.compile(rf"(?P<iso>{ISO}) (?P<stream>stdout|stderr) (?P<tag>[PF])(?::[^\s:]{{1,20}}){{0,4}}(?: |$)", re.A)
-_CRI_WHOLE = re.compile(_CRI.pattern.replace("[PF]", "F"), re.A)
+_CRI = later(rf"(?P<iso>{ISO}) (?P<stream>stdout|stderr) (?P<tag>[PF])(?::[^\s:]{{1,20}}){{0,4}}(?: |$)", re.A)
+_CRI_WHOLE = later(_CRI.pattern.replace("[PF]", "F"), re.A)
 # [pod/vllm-0/vllm] INFO ...
-_POD = re.compile(
-    r"\[pod/(?P<pod>[a-z0-9][a-z0-9.-]{0,252})(?:/(?P<container>[a-z0-9][a-z0-9-]{0,62}))?\](?: |$)", re.A
-)
+_POD = later(r"\[pod/(?P<pod>[a-z0-9][a-z0-9.-]{0,252})(?:/(?P<container>[a-z0-9][a-z0-9-]{0,62}))?\](?: |$)", re.A)
 # vllm-0 vllm INFO ...   and with --all-namespaces: serving vllm-0 vllm INFO ...
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 _COLOUR = r"(?:\x1b\[[0-9;]{0,12}m)*"
 _RESET = r"(?:\x1b\[0?m)?"
-_STERN = re.compile(
+_STERN = later(
     rf"{_COLOUR}(?P<namespace>{_NAME}){_COLOUR} {_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} ",
     re.A,
 )
-_STERN_SHORT = re.compile(
+_STERN_SHORT = later(
     rf"{_COLOUR}(?P<pod>{_NAME}){_COLOUR} {_COLOUR}(?P<container>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?){_COLOUR} ",
     re.A,
 )
 # vllm-1  | INFO ...   vllm.1.k2j@node-a    | INFO ...   (foreman) 10:08:01 web.1 | INFO ...   (PM2) 0|vllm  | INFO ...
-_GUTTER = re.compile(
+_GUTTER = later(
     rf"{_COLOUR}(?:\d\d:\d\d:\d\d |\d{{1,4}}\|)?(?P<container>[A-Za-z0-9][\w.@-]{{0,127}})(?: {{1,64}}{_COLOUR}|{_COLOUR} {{1,64}})\|{_RESET}(?: |$){_RESET}",
     re.A,
 )
 # "  | INFO ..." of a CI's log view
-_BARE_GUTTER = re.compile(r"[ \t]{0,40}\|(?: |$)", re.A)
+_BARE_GUTTER = later(r"[ \t]{0,40}\|(?: |$)", re.A)
 
 
 def _cri(text: str, clock: Clock) -> Peeled | None:
@@ -213,25 +211,25 @@ WEAK = (
 )
 
 # "0: INFO ..."   "[1,0]<stderr>:INFO ..."   "[default0]:INFO ..."
-_TASK = re.compile(
+_TASK = later(
     r"(?: {0,4}\d{1,5}: |\[\d{1,6},\d{1,6}\]<(?P<stream>stdout|stderr)>: ?|\[(?:default|rank)\d{1,5}\]: ?)", re.A
 )
 # "Sep 22 23:46:42 INFO ..."
-_MONTH = re.compile(
+_MONTH = later(
     r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) (?P<day>[ 0-3]?\d) (?:(?P<year>\d{4}) )?"
     r"(?P<time>\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?: |$)",
     re.A,
 )
 # "1778262423.906123 INFO ..."
-_EPOCH = re.compile(r"(?P<epoch>\d{10}\.\d{1,9})(?: |$)", re.A)
+_EPOCH = later(r"(?P<epoch>\d{10}\.\d{1,9})(?: |$)", re.A)
 # "10:08:01 INFO ..."   "[10:08:01.172] INFO ..."
-_TIME = re.compile(r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: |$)", re.A)
+_TIME = later(r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: |$)", re.A)
 # "build<TAB>Run the server<TAB>2026-05-08T17:47:03.1234567Z INFO ..."
-_JOB = re.compile(rf"(?P<job>[^\t\n]{{1,100}})\t[^\t\n]{{0,200}}\t\ufeff?(?P<iso>{ISO})(?: |$)", re.A)
+_JOB = later(rf"(?P<job>[^\t\n]{{1,100}})\t[^\t\n]{{0,200}}\t\ufeff?(?P<iso>{ISO})(?: |$)", re.A)
 # ESC _bk;t=1778262423906 BEL
-_BUILDKITE = re.compile(r"\x1b_bk;t=(?P<epoch>\d{13})\x07", re.A)
+_BUILDKITE = later(r"\x1b_bk;t=(?P<epoch>\d{13})\x07", re.A)
 # "2026-05-08T17:47:03.906123Z 01O INFO ..."
-_GITLAB = re.compile(rf"(?P<iso>{ISO}) \d\d(?P<stream>[OE])(?: |\+|$)", re.A)
+_GITLAB = later(rf"(?P<iso>{ISO}) \d\d(?P<stream>[OE])(?: |\+|$)", re.A)
 
 
 def _task(text: str, clock: Clock) -> Peeled | None:
@@ -291,10 +289,10 @@ PLAIN_LABELS = (
 )
 
 #   |   | 2025-11-04 10:08:01.172743 master-0 >> INFO ...
-_TABLE = re.compile(rf"[| \t]{{0,20}}(?P<iso>{ISO}) (?P<host>\S{{1,255}}) >>(?: |$)", re.A)
+_TABLE = later(rf"[| \t]{{0,20}}(?P<iso>{ISO}) (?P<host>\S{{1,255}}) >>(?: |$)", re.A)
 # "2026-05-08T17:47:03.906Z","gpu-node-3","vllm","INFO ..."   2026-05-08T17:47:03.906Z,gpu-node-3,"INFO ..."
-_CSV = re.compile(rf'(?:"[^"]{{0,200}}"|{ISO}|\d{{10,19}})[,;]', re.A)
-_STAMP_ALONE = re.compile(rf"{ISO}\Z|\d{{10,19}}\Z", re.A)
+_CSV = later(rf'(?:"[^"]{{0,200}}"|{ISO}|\d{{10,19}})[,;]', re.A)
+_STAMP_ALONE = later(rf"{ISO}\Z|\d{{10,19}}\Z", re.A)
 
 
 def _table(text: str, clock: Clock) -> Peeled | None:

@@ -29,7 +29,7 @@ from typing import IO
 
 from parsers.envelopes.form import Clock, looks_like_record
 from parsers.envelopes.forms import possible_envelopes
-from parsers.lines import MAX_LINE, Line, json_without_lone_surrogates, packed, unpacked
+from parsers.lines import MAX_LINE, Line, json_without_lone_surrogates, later, packed, unpacked
 
 __all__ = ["Rows", "TooLargeError", "goes_back", "inner_clocks", "mapping_of", "newest_last", "rows_of"]
 _NARROWEST, _WIDEST = 40, 400
@@ -112,7 +112,7 @@ def _dress(starts: Sequence[str]) -> frozenset[tuple[str, str]]:
 _IN_MEMORY = 32 << 20
 _LARGEST = 4 << 30
 _BLOCK = 1 << 20
-_RECORD_CLOCK = re.compile(rb"^[^\n]{0,160}?(?:INFO|DEBUG|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) ", re.M)
+_RECORD_CLOCK = later(rb"^[^\n]{0,160}?(?:INFO|DEBUG|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) ", re.M)
 
 
 class TooLargeError(Exception):
@@ -164,8 +164,8 @@ def _backwards(file: IO[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-_KEY = re.compile(r'(?P<indent> *)(?P<key>"?[\w@./-]+"?)\s?:(?: (?P<value>.*)|\Z)')
-_BLOCK_TEXT = re.compile(r"[|>][+-]?\d?\Z")
+_KEY = later(r'(?P<indent> *)(?P<key>"?[\w@./-]+"?)\s?:(?: (?P<value>.*)|\Z)')
+_BLOCK_TEXT = later(r"[|>][+-]?\d?\Z")
 _DEPTH = 20
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from parsers.envelopes.form import Clock, Peeled, looks_like_record
 from parsers.envelopes.system_log import journal_entry
-from parsers.lines import Heads, JsonRecord, Outer, TextBlock, json_without_lone_surrogates
+from parsers.lines import Heads, JsonRecord, Outer, TextBlock, json_without_lone_surrogates, later
 
 __all__ = ["JsonForm", "TakenOff", "different", "entries", "from_line", "json_form", "parse"]
 
@@ -36,7 +36,7 @@ _LEVELS |= {"ERROR": "ERROR", "CRITICAL": "CRITICAL", "FATAL": "CRITICAL"}
 _NESTED_TEXT = ("jsonPayload", "attributes", "_source", "result", "content", "fields", "structured")
 _FACT_PLACES = ("kubernetes", "labels", "stream", "attributes", "resource", "metadata", "logStream")
 _DOCKER_KEYS = frozenset({"log", "stream", "time", "attrs"})
-_NAIVE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_NAIVE = later(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _DEPTH = 6
 
 _Json = Mapping[str, object]
@@ -225,7 +225,7 @@ def _formatter_record(value: _Json, clock: Clock) -> Peeled | None:
     return Peeled(outer, message, record=record)
 
 
-_ZONE = re.compile(r"\d(?: ?Z|[+-]\d\d:?\d\d| UTC)\Z")
+_ZONE = later(r"\d(?: ?Z|[+-]\d\d:?\d\d| UTC)\Z")
 
 
 def _naive(stamp: object, clock: Clock) -> datetime | None:
@@ -246,8 +246,8 @@ def _naive(stamp: object, clock: Clock) -> datetime | None:
 
 
 _STRING = rb'"(?:[^"\\\x00-\x1f]|\\.)*"'
-_TOKENS = re.compile(_STRING + rb"|-?\d[0-9.eE+-]*|true|false|null|[{}\[\]:,]|[ \t]+")
-_DIGIT = re.compile(rb"\d")
+_TOKENS = later(_STRING + rb"|-?\d[0-9.eE+-]*|true|false|null|[{}\[\]:,]|[ \t]+")
+_DIGIT = later(rb"\d")
 _MASK = bytes.maketrans(b"0123456789", b"0" * 10)
 _MOST_KINDS = 1 << 12
 _FEW_KINDS = 64
@@ -255,7 +255,7 @@ _MOST_SIZES = 8
 _LONGEST_NUMBER = 32
 _LONGEST_HEAD = 256
 _NUMERIC = np.isin(np.arange(256), np.frombuffer(b"-.0123456789", np.uint8))
-_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|([/t]))")
+_ESCAPE = later(rb"\\(?:u([0-9a-fA-F]{4})|([/t]))")
 _NO_LINE = frozenset(map(chr, (*range(9), *range(10, 27), *range(28, 32))))  # a line break, or what needs a look
 
 Places = NDArray[np.int64]

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from parsers.envelopes.form import ISO, Clock, Envelope, Peeled, of_each_line
-from parsers.lines import Outer
+from parsers.lines import Outer, later
 
 __all__ = ["STRONG", "WEAK", "ExportReader", "journal_entry", "journal_text"]
 _HOST = r"(?P<host>[A-Za-z0-9][\w.:-]{0,254})"
@@ -23,37 +23,37 @@ _UNIT = r"(?P<unit>[A-Za-z0-9_.@/\\~(-][^\s\[\]:]{0,200})(?:\[(?P<pid>[\w.-]{1,2
 _MONTH = r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 
 # Sep 22 23:46:42 host-a vllm[361991]: INFO ...   <134>Sep 22 2026 23:46:42.123456 host-a vllm: INFO ...
-_SHORT = re.compile(
+_SHORT = later(
     rf"(?:<(?P<priority>\d{{1,3}})>)?{_MONTH} (?P<day>[ 0-3]?\d) (?:(?P<year>\d{{4}}) )?"
     rf"(?P<time>\d\d:\d\d:\d\d(?:\.\d{{1,9}})?) (?:{_HOST} )?{_UNIT}",
     re.A,
 )
 # 2026-05-08T17:47:03.906123+0000 host-a vllm[361991]: INFO ...   (with <134> also some RFC 3164 senders)
-_ISO = re.compile(rf"(?:<(?P<priority>\d{{1,3}})>)?(?P<iso>{ISO}) (?:{_HOST} )?{_UNIT}", re.A)
+_ISO = later(rf"(?:<(?P<priority>\d{{1,3}})>)?(?P<iso>{ISO}) (?:{_HOST} )?{_UNIT}", re.A)
 # Fri 2026-05-08 17:47:03 UTC host-a vllm.service[361991]: INFO ...
-_FULL = re.compile(
+_FULL = later(
     r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)"
     rf"(?: (?P<zone>[A-Z]{{2,5}}|[+-]\d\d(?::?\d\d)?))? {_HOST} {_UNIT}",
     re.A,
 )
 # 1778262423.906123 host-a vllm[361991]: INFO ...
-_UNIX = re.compile(rf"(?P<epoch>\d{{9,10}}\.\d{{6}}) {_HOST} {_UNIT}", re.A)
+_UNIX = later(rf"(?P<epoch>\d{{9,10}}\.\d{{6}}) {_HOST} {_UNIT}", re.A)
 # [   12.345678] host-a vllm[361991]: INFO ...   [   12.345678 <    0.000012 >] host-a vllm[361991]: ...
-_MONOTONIC = re.compile(rf"\[ {{0,8}}\d{{1,9}}\.\d{{6}}(?: < {{0,8}}[\d. ]{{1,16}}>)?\] {_HOST} {_UNIT}", re.A)
+_MONOTONIC = later(rf"\[ {{0,8}}\d{{1,9}}\.\d{{6}}(?: < {{0,8}}[\d. ]{{1,16}}>)?\] {_HOST} {_UNIT}", re.A)
 # <134>1 2026-05-08T17:47:03.906Z host-a vllm 361991 - [meta k="v"] INFO ...
-_RFC5424 = re.compile(
+_RFC5424 = later(
     rf"(?:\d{{1,7}} )?<\d{{1,3}}>1 (?P<iso>{ISO}|-) (?P<host>\S{{1,255}}) (?P<unit>\S{{1,64}}) "
     r'(?P<pid>\S{1,128}) \S{1,64} (?:-|(?:\[[^\s\]"=]{1,64}(?: [^\s\]"=]{1,64}="(?:[^"\\]|\\.)*")*\])+)(?: \ufeff?|$)',
     re.A,
 )
-_OCTAL = re.compile(r"#(0[0-3][0-7]|177)", re.A)  # rsyslog's escapes of control characters: #015 is CR, #033 ESC
+_OCTAL = later(r"#(0[0-3][0-7]|177)", re.A)  # rsyslog's escapes of control characters: #015 is CR, #033 ESC
 
 
 def _with_pid(pattern: re.Pattern[str]) -> re.Pattern[bytes]:
     """For blocks: only with a pid, and without rsyslog's escapes, which need a look at each line."""
     optional = r"(?:\[(?P<pid>[\w.-]{1,20})\])?"
     required = pattern.pattern.replace(optional, optional[3:-2])
-    return of_each_line(re.compile(required + r"(?![^\n]*#0)", re.A))
+    return of_each_line(later(required + r"(?![^\n]*#0)", re.A))
 
 
 def _short(text: str, clock: Clock) -> Peeled | None:

@@ -15,7 +15,6 @@ Rules:
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -24,7 +23,7 @@ from parsers.envelopes import structured
 from parsers.envelopes.documents import Collector, Verdict, begin
 from parsers.envelopes.form import MAX_LENGTH, Clock, Envelope, Partials, Peeled, looks_like_record
 from parsers.envelopes.forms import BY_START
-from parsers.lines import Line, Outer
+from parsers.lines import Line, Outer, later
 
 __all__ = ["SAMPLE", "Unwrapper", "merged_outer", "unwrap"]
 
@@ -34,7 +33,7 @@ _LOOK_AHEAD = 8
 _DOCKER_PART = 16_000
 _MAX_COLLECTED = 4 << 20
 _MAX_COLLECTED_LINES = 20_000
-_PLAIN = re.compile(r"\(|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :]|\Z")
+_PLAIN = later(r"\(|(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)[ :]|\Z")
 
 _STARTS = frozenset(BY_START) | frozenset("{_\x1ed-itMTWFS \t")
 

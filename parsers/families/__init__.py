@@ -1,17 +1,16 @@
 """vLLM's message families: what a record's text says, as fields. One module a family holds all that is known of its formats.
 
-`match` finds the format of a message by its first word, then by the few templates that begin with it; `ANCHORS` let a caller skip
+`match` finds the format of a message by its first word, then by the few templates that begin with it; `anchors` let a caller skip
 most lines before that; `FORMATS` is the table of all formats (family, variant, versions); `schema` gives the frame of a
 family's fields. `CLIENT_TEXT` says which parts of a message a client can write.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import regex
@@ -29,20 +28,20 @@ from parsers.families import (
     stats,
 )
 from parsers.families.formats import Fields, Format, Kind, Match, first_word
+from parsers.lines import later, later_regex
 
 if TYPE_CHECKING:
     import polars as pl
 
 __all__ = [
-    "ANCHORS",
     "CLIENT_TEXT",
     "FAMILIES",
     "FORMATS",
-    "GATE",
     "ClientText",
     "Fields",
     "Format",
     "Match",
+    "anchors",
     "begins_as_servers_own",
     "columns",
     "is_servers_own",
@@ -69,21 +68,21 @@ FAMILIES: tuple[str, ...] = tuple(_MODULES)
 FORMATS: tuple[Format, ...] = tuple(format_ for module in _MODULES.values() for format_ in module.FORMATS)
 
 # "Engine 000: " (0.8.3 on), "4 Engines Aggregated: ", "4 Engines: " (0.11.1 on).
-_ENGINE = regex.compile(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)?+): ")
+_ENGINE = later_regex(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)?+): ")
 # "ValueError: ", "torch.cuda.OutOfMemoryError: ", "vllm.v1.engine.exceptions.EngineDeadError: "
-_RAISED = regex.compile(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
+_RAISED = later_regex(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
 # "RuntimeError('Aborted due to …')": V0's engine process logs the repr.
-_RAISED_REPR = regex.compile(r"([A-Za-z_]\w*+)\((['\"])(.*)\2\)\s*+\Z")
+_RAISED_REPR = later_regex(r"([A-Za-z_]\w*+)\((['\"])(.*)\2\)\s*+\Z")
 _CLASS_ENDS = ("Error", "Exception")
 # torch's hook says which rank a traceback is of.
-_RANK = re.compile(r"\A\[rank\d{1,4}\]: ")
-_UVICORN_LEVEL = re.compile(r"\A\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+")
+_RANK = later(r"\A\[rank\d{1,4}\]: ")
+_UVICORN_LEVEL = later(r"\A\s*(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+")
 _FLOATING_CHARS = 2000
 _TRACEBACK = "Traceback (most recent call last)"
 _MAX_ERROR_CHARS = 500
 # Functions of a traceback that only a running engine is in, and those of its start.
-_STEP_FRAME = regex.compile(r", in (execute_model|sample_tokens|run_busy_loop|run_engine_loop|engine_step)\b")
-_START_FRAME = regex.compile(
+_STEP_FRAME = later_regex(r", in (execute_model|sample_tokens|run_busy_loop|run_engine_loop|engine_step)\b")
+_START_FRAME = later_regex(
     r", in (?:profile_run|_dummy_run|determine_\w{1,40}|load_model|init_device|_?initialize_\w{1,40}|compile_or_warm_up_model|capture_model)\b"
 )
 
@@ -103,7 +102,9 @@ def _index(formats: tuple[Format, ...]) -> tuple[dict[str, tuple[Format, ...]], 
 _BY_WORD, _FLOATING = _index(FORMATS)
 
 
-def _anchors() -> tuple[str, ...]:
+@cache
+def anchors() -> tuple[str, ...]:
+    """Texts of which each line of a known format holds one."""
     needles = sorted({format_.needle for format_ in FORMATS}, key=lambda text: (len(text), text))
     kept: list[str] = []
     for needle in needles:
@@ -112,8 +113,15 @@ def _anchors() -> tuple[str, ...]:
     return tuple(kept)
 
 
-ANCHORS: tuple[str, ...] = _anchors()
-GATE = re.compile("|".join(map(re.escape, ANCHORS)))
+_NEEDLES: defaultdict[tuple[str, str], list[Format]] = defaultdict(list)
+for _format in FORMATS:
+    _NEEDLES[_format.family, _format.variant].append(_format)
+
+
+def _is_anchored(message: str, found: Match) -> bool:
+    """Whether a message holds one of `anchors`: without, who looks for those alone would not have seen it."""
+    own = any(format_.needle in message for format_ in _NEEDLES[found.family, found.variant])
+    return own or any(anchor in message for anchor in anchors())
 
 
 class ClientText(NamedTuple):
@@ -217,8 +225,11 @@ def match(message: str, *, prefixed: bool) -> Match | None:
 
 
 def _match(message: str, prefixed: bool) -> Match | None:
-    if not GATE.search(message):
-        return None
+    found = _unanchored_match(message, prefixed)
+    return found if found is not None and _is_anchored(message, found) else None
+
+
+def _unanchored_match(message: str, prefixed: bool) -> Match | None:
     if not prefixed:
         message = without_rank(message)
     raised = _raised(message)

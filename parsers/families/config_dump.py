@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import regex
-
 from parsers.families.formats import Fields
 from parsers.families.literals import end_of_call, iter_pairs, parse_literal
+from parsers.lines import later_regex
 
 __all__ = ["SETTINGS", "args_settings", "engine_settings"]
 
@@ -84,8 +83,8 @@ SETTINGS = frozenset(
 )
 
 # 0.6.3.post1 and 0.6.4 forget a comma: "chunked_prefill_enabled=True multi_step_stream_outputs=True".
-_GLUED = regex.compile(r"([\w.]++) ([a-z]\w*+)=([\w.]++)\Z")
-_CALL = regex.compile(r"\s*+[A-Za-z_][\w.]*+\(")
+_GLUED = later_regex(r"([\w.]++) ([a-z]\w*+)=([\w.]++)\Z")
+_CALL = later_regex(r"\s*+[A-Za-z_][\w.]*+\(")
 
 
 def engine_settings(text: str) -> Fields:

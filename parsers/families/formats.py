@@ -31,6 +31,7 @@ from functools import cache
 import regex
 
 from parsers.families.literals import parse_literal
+from parsers.lines import later_regex
 
 __all__ = [
     "Compiled",
@@ -59,11 +60,11 @@ _SPECS = {
     "s": r"[^\n]*?",
     "v": r"[^\n]*?",
 }
-_TOKEN = regex.compile(
+_TOKEN = later_regex(
     r"(?P<open>\[\[)|(?P<close>\]\])|\{(?P<choice>[^{}:|]*(?:\|[^{}|]*)+)\}|\{(?P<name>\w+)(?::(?P<spec>\w+))?\}"
 )
 _ANCHOR_MIN, _ANCHOR_MAX = 10, 36  # characters
-_FIRST_WORD = regex.compile(r"[^\W\d_]++|\S")
+_FIRST_WORD = later_regex(r"[^\W\d_]++|\S")
 _LONG = 1 << 14  # characters
 _TOO_LARGE = 1 << 63  # for a column
 _PATIENCE_S = 5.0
@@ -206,6 +207,12 @@ def anchor_of(template: str) -> str:
     return chunk
 
 
+@cache
+def _word_of(template: str) -> str:
+    """A word that each line of this format holds: most lines are told by it, and the pattern of their template is not even made."""
+    return max(anchor_of(template).split(), key=len)
+
+
 _LOG_PREFIX = "{log_prefix}"
 _NEEDLE_WITHIN = 4000  # characters
 
@@ -287,13 +294,13 @@ class Format:
         """The fields of a message of this format, or None where `text` is another message."""
         if self.read is not None:
             return self.read(text) if self.needle in text[:_NEEDLE_WITHIN] else None
-        return compile_template(self.body).read(text)
+        return compile_template(self.body).read(text) if _word_of(self.body) in text else None
 
 
-_PAIR = regex.compile(r"\s*+([^:,\n]{1,80}?): ?(.*)\Z", regex.DOTALL)
-_MISSING_COMMA = regex.compile(r"(?<=\d reqs) (?=[^,:]{1,40}: )")
-_VALUE = regex.compile(r"([-+]?\d{1,18}(?:,\d{3}(?!\d)){0,5}(?:\.\d{1,18})?+)\s?(%|[A-Za-zµ/]++)?(?:\s[a-z]++)?\.?\Z")
-_NOT_WORD = regex.compile(r"[^0-9A-Za-z]++")
+_PAIR = later_regex(r"\s*+([^:,\n]{1,80}?): ?(.*)\Z", regex.DOTALL)
+_MISSING_COMMA = later_regex(r"(?<=\d reqs) (?=[^,:]{1,40}: )")
+_VALUE = later_regex(r"([-+]?\d{1,18}(?:,\d{3}(?!\d)){0,5}(?:\.\d{1,18})?+)\s?(%|[A-Za-zµ/]++)?(?:\s[a-z]++)?\.?\Z")
+_NOT_WORD = later_regex(r"[^0-9A-Za-z]++")
 _SUFFIXES = {
     "%": "_pct",
     "tokens/s": "_tokens_per_s",

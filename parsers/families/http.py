@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import regex
 
 from parsers.families.formats import Fields, Format, Kind, Reader, compile_template
+from parsers.lines import later_regex
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,7 +32,7 @@ SCHEMA: dict[str, Kind] = {
 }
 
 # kserve's format puts the process id after the client; a Unix socket has no client.
-_ACCESS = regex.compile(
+_ACCESS = later_regex(
     r"""\s*+(?P<client>\S++)?(?:\s\d++)?\s?-\s["“](?P<method>[A-Z]++)\s(?P<path>\S++)\sHTTP/[\d.]++["”]\s(?P<status>\d{3})\b""",
     regex.VERBOSE,
 )

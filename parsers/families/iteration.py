@@ -11,6 +11,7 @@ from functools import partial
 import regex
 
 from parsers.families.formats import Fields, Format, Kind, assign, split_pairs
+from parsers.lines import later_regex
 
 __all__ = ["FORMATS", "SCHEMA"]
 
@@ -29,7 +30,7 @@ SCHEMA: dict[str, Kind] = {
     "encoder_output_embeddings": Kind.WHOLE,
 }
 
-_STEP = regex.compile(
+_STEP = later_regex(
     r"""\s*+Iteration\((?P<iteration>\d{1,18})\):\s
     (?P<context_requests>\d{1,18})\ context\ requests,\s
     (?P<context_tokens>\d{1,18})\ context\ tokens,\s

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import regex
 
-from parsers.lines import without_lone_surrogates
+from parsers.lines import later_regex, without_lone_surrogates
 
 __all__ = ["end_of_call", "iter_pairs", "parse_literal", "unquote"]
 
@@ -21,10 +21,10 @@ _TOO_LARGE = 1 << 63
 _MAX_UNCLOSED = 8  # quotes and angles without an end cost a search each: only so many
 _OPEN, _CLOSE = "([{", ")]}"
 # What ends or nests a value; everything between two of these is skipped at native speed.
-_STOP = regex.compile(r"[\[\](){},:'\"<]")
-_STRING = regex.compile(r"'(?:[^'\\]++|\\.)*+'|\"(?:[^\"\\]++|\\.)*+\"", regex.DOTALL)
-_NUMBER = regex.compile(r"[-+]?\d++(?:\.\d*+)?+(?:[eE][-+]?\d++)?+\Z")
-_KEY = regex.compile(r"\s*+([A-Za-z_]\w*+)=")
+_STOP = later_regex(r"[\[\](){},:'\"<]")
+_STRING = later_regex(r"'(?:[^'\\]++|\\.)*+'|\"(?:[^\"\\]++|\\.)*+\"", regex.DOTALL)
+_NUMBER = later_regex(r"[-+]?\d++(?:\.\d*+)?+(?:[eE][-+]?\d++)?+\Z")
+_KEY = later_regex(r"\s*+([A-Za-z_]\w*+)=")
 _NAMES: dict[str, object] = {"None": None, "True": True, "False": False, "null": None, "true": True, "false": False}
 
 

@@ -13,6 +13,7 @@ import regex
 
 from parsers.families.formats import Fields, Format, Kind, compile_template
 from parsers.families.literals import end_of_call, iter_pairs, parse_literal, unquote
+from parsers.lines import later_regex
 
 __all__ = ["FORMATS", "PARAMS", "PROMPT", "PROMPT_IDS", "SCHEMA"]
 
@@ -41,16 +42,16 @@ SCHEMA: dict[str, Kind] = {
 
 PROMPT = "prompt: "
 PROMPT_IDS = ", prompt_token_ids: "
-_RECEIVED = regex.compile(r"\s*+Received request (?P<id>\S+?): (?=prompt: |params: )")
+_RECEIVED = later_regex(r"\s*+Received request (?P<id>\S+?): (?=prompt: |params: )")
 PARAMS = ("params: SamplingParams(", "params: PoolingParams(", "params: BeamSearchParams(")
 # What stands between a prompt and "params: " (0.3.0 has no blank before "sampling").
-_BEFORE_PARAMS = regex.compile(r"(?:, prefix_pos: \S{1,20})?,\s?(?:sampling[ _])?\Z")
-_LIMIT = regex.compile(r"\b(max_tokens|min_tokens|n|best_of|ignore_eos)=(\d{1,18}|None|True|False)\b")
+_BEFORE_PARAMS = later_regex(r"(?:, prefix_pos: \S{1,20})?,\s?(?:sampling[ _])?\Z")
+_LIMIT = later_regex(r"\b(max_tokens|min_tokens|n|best_of|ignore_eos)=(\d{1,18}|None|True|False)\b")
 _LIMITS = ("max_tokens", "min_tokens", "n", "best_of", "ignore_eos")
-_IDS = regex.compile(r", prompt[_ ]token[_ ]ids: ")
-_LORA = regex.compile(r", lora_request: (?P<lora>.*?)(?:, prompt_adapter_request: .*)?\Z", regex.DOTALL)
-_DETAILS = regex.compile(r"\s*+Request (?P<id>\S+?) details: prompt: ")
-_GENERATED = regex.compile(r"\s*+Generated response (?P<id>\S+?)(?: \((?P<stream>[^)\n]*+)\))?(?P<details> details)?: ")
+_IDS = later_regex(r", prompt[_ ]token[_ ]ids: ")
+_LORA = later_regex(r", lora_request: (?P<lora>.*?)(?:, prompt_adapter_request: .*)?\Z", regex.DOTALL)
+_DETAILS = later_regex(r"\s*+Request (?P<id>\S+?) details: prompt: ")
+_GENERATED = later_regex(r"\s*+Generated response (?P<id>\S+?)(?: \((?P<stream>[^)\n]*+)\))?(?P<details> details)?: ")
 _OUTPUT_IDS = ", output_token_ids: "
 _FINISH = ", finish_reason: "
 

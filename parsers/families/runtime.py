@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import regex
-
 from parsers.families.formats import Fields, Format, Kind
 from parsers.families.literals import parse_literal
+from parsers.lines import later_regex
 
 __all__ = ["FORMATS", "SCHEMA"]
 _CONTEXT = "This model's maximum context length is {max_model_len:d} tokens. However, "
@@ -59,11 +58,11 @@ _CONTEXT_LENGTH_FORMATS = tuple(
     for versions, rest, seen in _TOO_LONG
 )
 
-_OOM = regex.compile(
+_OOM = later_regex(
     r"\s*+(?:CUDA|HIP|XPU|NPU|MUSA)? ?out of memory\. Tried to allocate (?P<tried>\d{1,12}(?:\.\d{1,6})?) ?(?P<tried_unit>[KMGT])i?B"
 )
 # "GPU 0 has a total capacity of 79.11 GiB" (torch 2.1 misspells capacty), "(GPU 0; 79.11 GiB total capacity; …" before.
-_GPU = regex.compile(
+_GPU = later_regex(
     r"GPU (?P<gpu>\d{1,6})(?: has a total capaci?ty of |; )(?P<total>\d{1,12}(?:\.\d{1,6})?) ?(?P<unit>[KMGT])i?B"
 )
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
@@ -127,7 +126,7 @@ _GAUGES = {
     "kv_cache_usage": "kv_cache_usage_fraction",
     "gpu_cache_usage": "kv_cache_usage_fraction",
 }
-_GAUGE = regex.compile(r"\b(num_running_reqs|num_waiting_reqs|kv_cache_usage|gpu_cache_usage)=([\d.]++)")
+_GAUGE = later_regex(r"\b(num_running_reqs|num_waiting_reqs|kv_cache_usage|gpu_cache_usage)=([\d.]++)")
 
 
 def _dump_stats(text: str) -> Fields | None:
@@ -350,7 +349,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
     ),
     ("worker_exc", "V1", "0.7.0..0.33.0", _TRACE, "WorkerProc hit an exception...", "WorkerProc hit an exception."),
 )
-_JIT = regex.compile(
+_JIT = later_regex(
     r"\s*+(?P<compiler>[A-Z][\w-]{1,30})(?: kernel)? (?:JIT )?compilation during inference: (?P<kernel>[\w.<>:-]{1,200}+)"
 )
 

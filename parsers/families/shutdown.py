@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import regex
-
 from parsers.families.formats import Fields, Format, Kind, slug
 from parsers.families.literals import parse_literal
+from parsers.lines import later_regex
 
 __all__ = ["FORMATS", "SCHEMA"]
 
@@ -25,8 +24,8 @@ SCHEMA: dict[str, Kind] = {
     "request_id": Kind.TEXT,
 }
 
-_COMPONENT = regex.compile(r"\s*+\[shutdown\] ([\w. -]{1,60}?): ([^\n]{1,400})")
-_PAIR = regex.compile(r"\s(\w++)=(\S++)")
+_COMPONENT = later_regex(r"\s*+\[shutdown\] ([\w. -]{1,60}?): ([^\n]{1,400})")
+_PAIR = later_regex(r"\s(\w++)=(\S++)")
 
 
 def _any_component(text: str) -> Fields | None:

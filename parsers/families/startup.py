@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import regex
-
 from parsers.families.config_dump import args_settings, engine_settings
 from parsers.families.formats import Fields, Format, Kind, compile_template
+from parsers.lines import later_regex
 
 __all__ = ["FORMATS", "SCHEMA"]
 
@@ -55,11 +54,11 @@ SCHEMA: dict[str, Kind] = {
     "seed": Kind.WHOLE,
 }
 
-_ENGINE = regex.compile(
+_ENGINE = later_regex(
     r"\s*+Initializing an? (?:(?P<engine>V\d) )?LLM engine(?: \(v(?P<version>[^)\s]++)\))? with config: "
 )
-_LOGO_VERSION = regex.compile(r"\bversion\s++(\S++)")
-_LOGO_MODEL = regex.compile(r"\bmodel\s++(\S++)")
+_LOGO_VERSION = later_regex(r"\bversion\s++(\S++)")
+_LOGO_MODEL = later_regex(r"\bmodel\s++(\S++)")
 _LOGO_CHARS = 4000
 
 

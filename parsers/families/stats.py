@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import regex
-
 from parsers.families.formats import Fields, Format, Kind, assign, slug, split_pairs
 from parsers.families.stats_companions import COMPANIONS, LONGEST
+from parsers.lines import later_regex
 
 __all__ = ["FORMATS", "MOST_SAID", "SCHEMA", "is_believed"]
 
@@ -83,8 +82,8 @@ _NAMES = {
     "MM cache hit rate": "mm_cache_hit_rate_pct",
 }
 _USAGE = " KV cache usage"
-_FETCH = regex.compile(r"(\d{1,18}) (waiting|in progress|completed)")
-_GAUGE = regex.compile(r"Running: \d{1,18} reqs")
+_FETCH = later_regex(r"(\d{1,18}) (waiting|in progress|completed)")
+_GAUGE = later_regex(r"Running: \d{1,18} reqs")
 _LONGEST_VALUE = 40
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from parsers import families
-from parsers.lines import Line
+from parsers.lines import Line, later
 from parsers.reading.events import Coverage, Event
 from parsers.records.dates import RecordClock
 from parsers.records.prefix import find_glued
@@ -36,20 +35,20 @@ MAX_SAMPLES = 5
 _ERROR_LEVELS = ("ERROR", "CRITICAL")
 WARNING_LEVELS = ("WARNING", *_ERROR_LEVELS)
 # The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
-_EXCEPTION = re.compile(
+_EXCEPTION = later(
     r"(?:\[rank\d{1,4}\]: )?(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
 )
 MAX_ROWS = 4
 # A traceback echoes the source: `raise ValueError("No available memory for the cache blocks. "`.
-_RAISE = re.compile(r"(?m)^ {2,40}raise ([A-Za-z_]\w{0,60})\(")
-_LITERAL = re.compile(r"[fr]{0,2}(?:\"([^\"\\\n]*)\"|'([^'\\\n]*)')")
-_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+_RAISE = later(r"(?m)^ {2,40}raise ([A-Za-z_]\w{0,60})\(")
+_LITERAL = later(r"[fr]{0,2}(?:\"([^\"\\\n]*)\"|'([^'\\\n]*)')")
+_PLACEHOLDER = later(r"\{[^{}]*\}")
 _OTHER_ENGINES = (
-    ("SGLang", re.compile(r"#running-req: |#queue-req: |#new-token: |Retract requests")),
-    ("TGI", re.compile(r"text_generation_(?:router|launcher|server)")),
-    ("llama.cpp", re.compile(r"\bslot (?:launch_slot_|update_slots|release)|\bsrv +update_slots")),
-    ("TensorRT-LLM", re.compile(r"\[TensorRT-LLM\]|\[TRT-LLM\]")),
-    ("LMDeploy", re.compile(r"\blmdeploy - (?:INFO|WARNING|ERROR)")),
+    ("SGLang", later(r"#running-req: |#queue-req: |#new-token: |Retract requests")),
+    ("TGI", later(r"text_generation_(?:router|launcher|server)")),
+    ("llama.cpp", later(r"\bslot (?:launch_slot_|update_slots|release)|\bsrv +update_slots")),
+    ("TensorRT-LLM", later(r"\[TensorRT-LLM\]|\[TRT-LLM\]")),
+    ("LMDeploy", later(r"\blmdeploy - (?:INFO|WARNING|ERROR)")),
 )
 
 

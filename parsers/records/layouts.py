@@ -15,11 +15,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import cache
 
 from parsers import families
 from parsers.envelopes.form import Clock
 from parsers.families import FORMATS
-from parsers.lines import JsonRecord, Line, Outer
+from parsers.lines import JsonRecord, Line, Outer, later
 from parsers.records.prefix import find_glued, parse_header, split_tags, strip_ansi
 
 __all__ = ["NO_CLOCK", "Layout", "layout_of"]
@@ -35,7 +36,7 @@ _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "TRACE": "DEBUG", "SUCCESS": 
 _LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "C": "CRITICAL", "F": "CRITICAL"}
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
-_CLOCK_TIME = re.compile(r"\d\d:\d\d:\d\d")
+_CLOCK_TIME = later(r"\d\d:\d\d:\d\d")
 _KINDS = {
     "iso": rf"\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?: ?Z| ?[+-]\d\d:?\d\d)?",
     "short": rf"\d\d[-/]\d\d[ T]{_CLOCK}",
@@ -47,15 +48,15 @@ _KINDS = {
     "blank": r"[ \t]+",
     "mark": r"[^\n]",
 }
-_TOKEN = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.A)
+_TOKEN = later("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.A)
 _TIMES = ("iso", "short", "month", "time")
 # A clock, a level and one of vLLM's loggers, in any order: a record whatever its message says.
-_OWN_LOGGER = re.compile(
+_OWN_LOGGER = later(
     rf"(?=.{{0,120}}\bvllm\.)(?=.{{0,120}}{_KINDS['level']})[^\w\n]{{0,2}}(?:{_KINDS['iso']}|{_KINDS['short']}|{_KINDS['time']})"
     rf"(?:[^\w\n]{{1,12}}(?:{_KINDS['level']}|vllm(?:\.\w{{1,40}}){{1,8}}(?::\w{{1,60}}){{0,2}})){{2}}[^\w\n]{{1,4}}(?=\S)",
     re.A,
 )
-_GLOG = re.compile(r"(?P<letter>[DIWEF])(?P<month>\d\d)(?P<day>\d\d) ", re.A)
+_GLOG = later(r"(?P<letter>[DIWEF])(?P<month>\d\d)(?P<day>\d\d) ", re.A)
 _ACCESS = " HTTP/1.1"
 
 # A literal beginning of this many characters tells a message.
@@ -63,14 +64,12 @@ _TELLING = 8
 _FAMILIES = ("stats", "iteration", "preemption", "request", "kv_sizing", "startup", "kv_error", "runtime")
 
 
-def _beginnings() -> re.Pattern[str]:
+@cache
+def _beginning() -> re.Pattern[str]:
     literals = {re.split(r"[{\[]", f.body, maxsplit=1)[0] for f in FORMATS if f.family in _FAMILIES and not f.floating}
     known = sorted((text for text in literals if len(text) >= _TELLING), key=len, reverse=True)
     engine = r"(?:Engine \d{1,9}: |\d{1,9} Engines(?: Aggregated)?: )?"
     return re.compile(engine + "(?:" + "|".join(map(re.escape, known)) + ")")
-
-
-_BEGINNING = _beginnings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def _found(text: str) -> _Found | None:
     own = _OWN_LOGGER.match(text)
     if own is not None:
         return _Found(own[0], False)
-    began = _BEGINNING.search(text[: _LONGEST + 100])
+    began = _beginning().search(text[: _LONGEST + 100])
     if began is None or families.match(text[began.start() :], prefixed=True) is None:
         return None
     return _Found(text[: began.start()], False)

@@ -11,8 +11,9 @@ releases, system_utils.decorate_logs for the process tags.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from parsers.lines import later
 
 __all__ = ["Header", "Stamp", "find_glued", "parse_header", "split_tags", "strip_ansi", "without_colours"]
 
@@ -23,28 +24,28 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 # ESC[1;36m; the caret form ^[[1;36m and arrow keys ^[[B; and SGR codes whose ESC was lost: [0;0m [1;36m [32m.
 _CODE = r"\x1b\[[0-9;?]{0,16}[A-Za-z]"
-_ESCAPED = re.compile(_CODE.encode())
-_ANSI = re.compile(_CODE + r"|\^\[\[[0-9;]{0,16}[A-Za-z]|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m")
+_ESCAPED = later(_CODE.encode())
+_ANSI = later(_CODE + r"|\^\[\[[0-9;]{0,16}[A-Za-z]|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m")
 
 # (APIServer pid=1) (VllmWorker rank=1 pid=2) (MapWorker(MapBatches(F)) pid=9, ip=192.0.2.4) (pid=12)
-_TAG = re.compile(
+_TAG = later(
     r"\((?:(?P<name>[A-Za-z_][^\s()]{0,80}(?:\([^()]{0,80}(?:\([^()]{0,80}\)[^()]{0,80})?\))?)"
     r"(?P<extra>(?: (?:rank|engine_index|local_rank)=\d+)*) )?pid=(?P<pid>\d{1,9})"
     r"(?:, ip=(?P<ip>[0-9A-Fa-f.:]+))?\) ?"
 )
-_HEADER = re.compile(
+_HEADER = later(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"(?P<month>[01]\d)-(?P<day>[0-3]\d) (?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d) "
     r"(?:\[(?P<file>[^\s\]:]{1,200}):(?P<line>\d{1,6})\]|(?P<file_old>[^\s\]\[:]{1,200}\.py):(?P<line_old>\d{1,6})\]?)"
     r"(?: |$)"
 )
 # The first record of a source may have lost its level.
-_CUT_HEADER = re.compile(r"(?P<level>)" + _HEADER.pattern[_HEADER.pattern.index(r"(?P<month>") :])
-_CUT_LEVEL = re.compile(r"[A-Z]{0,7} ?(?=[01]\d-[0-3]\d )")
+_CUT_HEADER = later(r"(?P<level>)" + _HEADER.pattern[_HEADER.pattern.index(r"(?P<month>") :])
+_CUT_LEVEL = later(r"[A-Z]{0,7} ?(?=[01]\d-[0-3]\d )")
 # VLLM_LOGGING_PREFIX: any text; only "[node-a] " or one word are accepted, or prose that quotes a log would be a record.
-_USER_PREFIX = re.compile(r"(?:\[[^\]\s][^\]]{0,60}\] ?|[^\s\"'()\[\]{}]{1,60}[|>:] ?)")
-_REPEATED = re.compile(r"\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$")
-_GLUED = re.compile(
+_USER_PREFIX = later(r"(?:\[[^\]\s][^\]]{0,60}\] ?|[^\s\"'()\[\]{}]{1,60}[|>:] ?)")
+_REPEATED = later(r"\[repeated (?P<count>\d{1,9})x across cluster\](?: \(Ray deduplicates .*\))?\s*$")
+_GLUED = later(
     r"(?:\([A-Za-z_][^()\s]{0,80}(?: rank=\d+)? pid=\d{1,9}\) )?"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-6]\d "
     r"(?:\[[^\s\]:]{1,200}:\d{1,6}\]|[^\s\]\[:]{1,200}\.py:\d{1,6}\])"

@@ -28,7 +28,7 @@ from datetime import datetime
 from typing import IO, Union
 
 from parsers import families
-from parsers.lines import Line, Outer, packed, unpacked
+from parsers.lines import Line, Outer, later, packed, unpacked
 from parsers.records.prefix import Header, Stamp, find_glued, parse_header, split_repeated, split_tags, strip_ansi
 
 __all__ = [
@@ -54,35 +54,33 @@ MAX_MESSAGE_LINES = 2_000
 _MAX_KEPT_CHARS = 1 << 20
 
 # Messages that print what a client sent.
-_CLIENT = re.compile(r"(?:Received request |Generated response |Request \S{1,200} details: )")
+_CLIENT = later(r"(?:Received request |Generated response |Request \S{1,200} details: )")
 # What follows the id: a text of the client's, or the server's own words.
-_BODY = re.compile(
-    r": (?:(?P<text>prompt: |output: )|params: |sampling[_ ]params: )| details: (?P<ids>output_token_ids: )"
-)
-_STRING = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\"", re.S)
-_QUOTE = re.compile(r"['\"]")
+_BODY = later(r": (?:(?P<text>prompt: |output: )|params: |sampling[_ ]params: )| details: (?P<ids>output_token_ids: )")
+_STRING = later(r"'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\"", re.S)
+_QUOTE = later(r"['\"]")
 _WORDS = r"params: |sampling[_ ]params: |prefix_pos: |prompt[_ ]token[_ ]ids: |output_token_ids: |finish_reason: "
-_AFTER_TEXT = re.compile(rf",\s?(?:{_WORDS})")
+_AFTER_TEXT = later(rf",\s?(?:{_WORDS})")
 # What closes an open text, on a later line.
-_CLOSES = re.compile(
+_CLOSES = later(
     r"['\"], ?(?:(?:params: |sampling[_ ]params: )(?:Sampling|Pooling|BeamSearch)Params\(|prefix_pos: |prompt[_ ]token[_ ]ids: |output_token_ids: |finish_reason: )"
 )
 # Messages that print no more of a client's than an id. Who could begin one could also write a whole one.
-_LIFE = re.compile(r"(?:Added|Aborted|Finished) request ")
+_LIFE = later(r"(?:Added|Aborted|Finished) request ")
 _ANY = "?"  # what stands behind a record may be a part of it
 _MOST_PARTS = 4_000  # strings in one record's parameters
 # Those who answer clients: what they print of an error is a client's.
-_CLIENT_FACING = re.compile(r"(?:.*/)?(?:serving\w*|(?:request_)?logger)\.py:")
+_CLIENT_FACING = later(r"(?:.*/)?(?:serving\w*|(?:request_)?logger)\.py:")
 # First lines of messages that vLLM prints over several lines.
-OPENER = re.compile(
+OPENER = later(
     r"Memory profiling takes |\*\*CUDAGraph Config|EngineCore (?:failed|encountered|hit)|Exception in |Engine background task failed"
     r"|AsyncLLM output_handler failed|WorkerProc (?:hit an exception|failed to start)|Error executing method "
 )
-_MULTILINE = re.compile(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$|  +(?:File \"|raise )")
-_RAISED = re.compile(r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception): ")
+_MULTILINE = later(r"\s*$|.*Traceback \(most recent call last\)|[^\n]*:$|  +(?:File \"|raise )")
+_RAISED = later(r"(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception): ")
 # A record may be glued to these.
-_PROGRESS = re.compile(r"\d{1,3}%\||(?:it/s|s/it)[^\]]{0,40}\]\s*$")
-_ACCESS = re.compile(
+_PROGRESS = later(r"\d{1,3}%\||(?:it/s|s/it)[^\]]{0,40}\]\s*$")
+_ACCESS = later(
     r"(?:\([^()]{1,100}\) )?INFO: {5}\S{1,100} - \"[A-Z]{1,20} \S+ HTTP/[\d.]{1,5}\" \d{3} ?[A-Za-z -]{0,40}$"
 )
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from parsers.lines import later
 from parsers.records.record import Record
 
 __all__ = ["OF_A_START", "Place", "Sessions", "engine_index"]
 
 # EngineCore_DP1, EngineCore_1, Worker_DP1_TP0, DPEngineCoreActor_DP1, APIServer_DP1
-_ENGINE_IN_NAME = re.compile(r"(?:_DP|^EngineCore_)(?P<index>\d{1,4})")
-_REPLICA = re.compile(r"(?:ServeReplica|LLMServer)\S* pid=\d+")
+_ENGINE_IN_NAME = later(r"(?:_DP|^EngineCore_)(?P<index>\d{1,4})")
+_REPLICA = later(r"(?:ServeReplica|LLMServer)\S* pid=\d+")
 
 # In the order in which a start prints them: a marker that is not after the last one begins a new start.
 _MARKERS = ("api_version", "version_model", "init")

@@ -10,38 +10,37 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from parsers.lines import later
 from parsers.sources.journal import has_journal
 from parsers.sources.object_stores import RemoteError, RemoteFile, is_remote, natural_key, remote_files, without_secrets
 
 __all__ = ["Found", "Rotation", "discover", "pod_of", "rotation_of"]
 
-_LOG_NAME = re.compile(
+_LOG_NAME = later(
     r"(?:\.(?:log|txt|out|err|stdout|stderr|journal|json|jsonl|ndjson|export)\Z|log|messages|stdout|stderr|console|vllm)",
     re.I,
 )
-_OTHER_KIND = re.compile(
+_OTHER_KIND = later(
     r"\.(?:py|pyc|md|rst|ya?ml|toml|ini|cfg|conf|html?|css|js|csv|tsv|parquet|arrow|db|sqlite|png|jpe?g|svg|pdf|whl|so|bin|pt|safetensors|lock|sh|service)\Z",
     re.I,
 )
-_JSON_NAME = re.compile(r"\.(?:json|jsonl|ndjson)\Z", re.I)
+_JSON_NAME = later(r"\.(?:json|jsonl|ndjson)\Z", re.I)
 # a JSON file of a folder is a log only if it holds one of the keys under which log text stands
-_TEXT_KEYS = re.compile(rb'"(?:log|message|msg|MESSAGE|textPayload|@message|line|values)"\s*:')
+_TEXT_KEYS = later(rb'"(?:log|message|msg|MESSAGE|textPayload|@message|line|values)"\s*:')
 
 # Rotated files: the forms of logrotate (server.log.2.gz, server.log-20260501), Python's timed and sized handlers
 # (server.log.2026-05-01_00-00-00), the kubelet (0.log.20260501-120000.gz) and loguru (server.2026-05-01.log).
-_COMPRESSED = re.compile(r"\.(?:gz|zst|zstd|xz|bz2|gzip)\Z", re.I)
-_NUMBERED = re.compile(r"(?P<base>.*[A-Za-z])\.(?P<number>\d{1,4})\Z")  # server.log.2
+_COMPRESSED = later(r"\.(?:gz|zst|zstd|xz|bz2|gzip)\Z", re.I)
+_NUMBERED = later(r"(?P<base>.*[A-Za-z])\.(?P<number>\d{1,4})\Z")  # server.log.2
 _DATE = r"(?P<date>\d{4}-?[01]\d-?[0-3]\d(?:[-_T.]?\d\d[-_.:]?\d\d(?:[-_.:]?\d\d)?(?:[_.]\d{1,6})?)?)"
-_DATED = re.compile(rf"(?P<base>.+)[-_.]{_DATE}\Z")  # server.log-20260501
-_DATE_INSIDE = re.compile(rf"(?P<base>.+)[-_.]{_DATE}(?P<suffix>\.[A-Za-z]{{2,6}})\Z")  # server.2026-05-01.log
+_DATED = later(rf"(?P<base>.+)[-_.]{_DATE}\Z")  # server.log-20260501
+_DATE_INSIDE = later(rf"(?P<base>.+)[-_.]{_DATE}(?P<suffix>\.[A-Za-z]{{2,6}})\Z")  # server.2026-05-01.log
 # /var/log/pods/default_vllm-0_6f1c.../vllm/1.log: a container's second run, with its own rotated files
-_KUBELET = re.compile(r"(?P<restart>\d{1,5})\.log(?:\.(?P<date>\d{8}-\d{6}))?\Z")
-_POD_FOLDER = re.compile(r"[a-z0-9.-]+_[a-z0-9.-]+_[0-9a-f-]{8,64}\Z")
-_POD_PATH = re.compile(
-    r"(?:\A|/)[a-z0-9.-]+_(?P<pod>[a-z0-9.-]+)_[0-9a-f-]{8,64}/(?P<container>[a-z0-9-]+)/\d{1,5}\.log"
-)
+_KUBELET = later(r"(?P<restart>\d{1,5})\.log(?:\.(?P<date>\d{8}-\d{6}))?\Z")
+_POD_FOLDER = later(r"[a-z0-9.-]+_[a-z0-9.-]+_[0-9a-f-]{8,64}\Z")
+_POD_PATH = later(r"(?:\A|/)[a-z0-9.-]+_(?P<pod>[a-z0-9.-]+)_[0-9a-f-]{8,64}/(?P<container>[a-z0-9-]+)/\d{1,5}\.log")
 # /var/log/containers/vllm-0_default_vllm-<64 hex digits>.log
-_CONTAINER_LINK = re.compile(r"(?:\A|/)(?P<pod>[a-z0-9.-]+)_[a-z0-9.-]+_(?P<container>[a-z0-9-]+)-[0-9a-f]{64}\.log")
+_CONTAINER_LINK = later(r"(?:\A|/)(?P<pod>[a-z0-9.-]+)_[a-z0-9.-]+_(?P<container>[a-z0-9-]+)-[0-9a-f]{64}\.log")
 
 
 class Found(NamedTuple):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, BinaryIO, cast
 
+from parsers.lines import later
+
 __all__ = [
     "RemoteError",
     "RemoteFile",
@@ -34,12 +36,12 @@ MOST_UNTOLD = 4 << 30
 
 CUT_OFF = "the answer is cut off before its end"
 _CUT = ("ClientPayloadError", "ServerDisconnectedError", "IncompleteRead")
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,20}://", re.I)
-_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{1,20}://)[^/?#\s]{1,1000}@", re.I)
-_QUERY = re.compile(r"(?P<address>[a-z][a-z0-9+.-]{1,20}://[^\s?#]{1,2000})(?P<query>\?[^\s#]*)?(?:#[^\s]*)?", re.I)
-_VALUE = re.compile(r"=[^&;]+")
-_MAGIC = re.compile(r"[*?\[]")
-_NUMBER_RUN = re.compile(r"(\d+)")
+_SCHEME = later(r"[a-z][a-z0-9+.-]{1,20}://", re.I)
+_USER = later(r"(?P<scheme>[a-z][a-z0-9+.-]{1,20}://)[^/?#\s]{1,1000}@", re.I)
+_QUERY = later(r"(?P<address>[a-z][a-z0-9+.-]{1,20}://[^\s?#]{1,2000})(?P<query>\?[^\s#]*)?(?:#[^\s]*)?", re.I)
+_VALUE = later(r"=[^&;]+")
+_MAGIC = later(r"[*?\[]")
+_NUMBER_RUN = later(r"(\d+)")
 _LOCAL = ("file://", "local://")
 _CHANGED = ("LastModified", "mtime", "updated", "created")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from itertools import chain
 from typing import BinaryIO
 
 from parsers.envelopes.rare import rows_of
+from parsers.lines import later
 
 __all__ = ["HEAD", "ResumePoint", "RewrittenError", "TailWindow", "head_hash"]
 
 HEAD = 1024
 _KEPT = 8 << 20
 _SAMPLE = 200
-_EXPORT = re.compile(rb"(?:__[A-Z_]+=[^\n]*\n)+[A-Z_]")
+_EXPORT = later(rb"(?:__[A-Z_]+=[^\n]*\n)+[A-Z_]")
 _NOT_PLAIN = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"\0")
 
 

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parsers.envelopes.structured import different
-from parsers.lines import EnvelopesOff, Outer, TextBlock
+from parsers.lines import EnvelopesOff, Outer, TextBlock, later
 
 __all__ = ["EnvelopeFacts", "KnownEnvelopes", "joined_facts"]
 
 # The last two digits of the seconds, and their fraction; also of seconds, milli-, micro- or nanoseconds since the epoch.
-_CLOCK = re.compile(
+_CLOCK = later(
     rb"(?:\d\d:\d\d:|(?<![\d.])\d{8}(?=(?:\d\d(?:\.\d{1,9})?|\d{5}|\d{8}|\d{11})(?![\d.])))(\d\d)(?:[.,]?(\d{1,9}))?"
 )
 _MOST_KNOWN = 1 << 12

@@ -150,7 +150,7 @@ def _others(found: Structure, messages: BlockMessages, records: pl.DataFrame) ->
     """Records that are no common ones: few, and most of them say nothing known."""
     message = pl.col("message")
     looked = records.with_columns(pl.col("line").str.slice(pl.col("start")).alias("message")).with_columns(
-        odd=is_odd(message), anchored=message.str.contains_any(pl.Series(families.ANCHORS).implode())
+        odd=is_odd(message), anchored=message.str.contains_any(pl.Series(families.anchors()).implode())
     )
     found.bad[rows_of(looked.filter("odd"))] = True
     warnings = looked.filter(~pl.col("odd") & pl.col("level").is_in(WARNING_LEVELS))

@@ -9,7 +9,7 @@ import polars as pl
 
 from parsers.families.literals import unquote
 from parsers.families.request import PARAMS, PROMPT, PROMPT_IDS
-from parsers.lines import TextBlock
+from parsers.lines import TextBlock, later
 from parsers.reading.in_bulk.block import Block, Mask, Rows
 from parsers.reading.in_bulk.parts import Part
 from parsers.reading.in_bulk.requests import KnownParameters, received
@@ -20,9 +20,9 @@ __all__ = ["prompted"]
 _PROMPT, _PARAMS = f": {PROMPT}".encode(), f", {PARAMS[0]}".encode()
 _OTHER_PROMPT = _PROMPT + b"'x'"
 _OPENING = _OTHER_PROMPT + b", params: "
-_IDS = re.compile(re.escape(PROMPT_IDS).encode() + rb"\[([0-9][0-9, ]*)\]")
+_IDS = later(re.escape(PROMPT_IDS).encode() + rb"\[([0-9][0-9, ]*)\]")
 _LONGEST_ID = 256
-_ESCAPE = re.compile(rb"\\x[0-9a-f]{2}")
+_ESCAPE = later(rb"\\x[0-9a-f]{2}")
 _SHORT_ESCAPES = (rb"\\", rb"\n", rb"\t", rb"\r", rb"\'", rb"\"")
 _UNKNOWN = -1
 _CONTROLS = bytes((*range(9), *range(11, 32)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from parsers import families
 from parsers.families.formats import Fields
+from parsers.lines import later
 from parsers.reading.frames import Coded, fields_frame
 from parsers.reading.in_bulk.block import MARGIN, Alphabet, Block, Hole, Mask, Rows, Shape, shape_of
 from parsers.reading.in_bulk.parts import Column, Part
@@ -34,7 +34,7 @@ _ANY_ID = "x"
 _MOST_SHAPES = 64
 _SMALL = 1 << 16  # a table of so many numbers is sooner made than the numbers sorted
 _FEWEST = 4
-_ANY_NUMBER = re.compile(rb"(?<![\w.])[0-9]+(?:\.[0-9]+)?(?![\w])")
+_ANY_NUMBER = later(rb"(?<![\w.])[0-9]+(?:\.[0-9]+)?(?![\w])")
 _ENGINE_FIELDS = frozenset({"engine", "num_engines"})  # they tell where an event belongs
 _OTHER = "_"
 _COPIES = frozenset({"params"})

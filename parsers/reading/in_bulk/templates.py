@@ -18,8 +18,7 @@ import numpy as np
 import polars as pl
 
 from parsers import families
-from parsers.families import ANCHORS
-from parsers.lines import Line
+from parsers.lines import Line, later
 from parsers.reading.by_line import MAX_ROWS, level_of
 from parsers.reading.frames import Value
 from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
@@ -56,11 +55,11 @@ _MOST_PATTERNS = 8
 _MOST_MISSES = 64
 _FEW_MISSES = 16  # where something is known: what is still to be learnt stands out
 _FEWEST = 4  # lines alike, or it is not worth remembering
-_STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
+_STAMP = later(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _OTHER_STAMPS = (("12-31 23:59:58", (12, 31, 23, 59, 58)), ("01-02 03:04:05", (1, 2, 3, 4, 5)))
 _MOST_WHOLE = 1 << 12
 _LONGEST_WHOLE = 1 << 11
-_NUMBER = re.compile(r"\d")
+_NUMBER = later(r"\d")
 _CLIENT = Alphabet(CLIENT_CHARS)
 _OTHER_CLIENTS = ("1.2.3.4:5", "[fe80::1]:65535")
 _PARTS = ("method", "path", "status")
@@ -363,9 +362,6 @@ _TELLING_WORDS = [
 ]
 # Control characters, colour codes (also damaged ones), Ray's mark of folded repetitions.
 _ODD = r"[\x00-\x08\x0a-\x1f]|\^\[\[|\[(?:[01];)?(?:0|1|3[0-7]|9[0-7])m|x across cluster\]"
-# The first line of several (`parsers.records.record.may_continue`).
-_DENSE_ANCHORS = pl.Series([[anchor.replace(" ", "") for anchor in ANCHORS]])
-_DENSE = re.compile("|".join(re.escape(anchor.replace(" ", "")) for anchor in ANCHORS).encode())
 _NONE = pl.DataFrame()
 _RECORD_COLUMNS = {
     "row": pl.Int64(),
@@ -376,6 +372,7 @@ _RECORD_COLUMNS = {
     "line": pl.String(),
     "start": pl.Int64(),
 }
+# The first line of several (`parsers.records.record.may_continue`).
 _OPENS = rf"^\s*$|^ +raise |:$|Traceback \(most recent call last\)|^(?:{OPENER.pattern})|^  +(?:File \"|raise )"
 
 
@@ -413,7 +410,7 @@ def structure_of(block: Block, alike: Alike, known: Known) -> Structure:
     rest = pl.DataFrame({"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()})
     rest = _other_accesses(found, rest, known)
     text = pl.col("line")
-    levels, anchors, marks = (pl.Series(w).implode() for w in (_LEVEL_WORDS, list(ANCHORS), _TELLING_WORDS))
+    levels, anchors, marks = (pl.Series(w).implode() for w in (_LEVEL_WORDS, list(families.anchors()), _TELLING_WORDS))
     looked = rest.select(
         "row",
         "line",
@@ -573,11 +570,16 @@ def _mark_wrapped(found: Structure, block: Block) -> None:
     ends = np.minimum(stops[np.searchsorted(stops, rows)], rows + MAX_ROWS + 1)
     spans = zip(block.starts[rows].tolist(), block.ends[ends - 1].tolist(), strict=True)
     texts = [block.stretch(start, end).translate(None, b" \n") for start, end in spans]
-    anchored = {text: bool(_DENSE.search(text)) for text in {*texts}}
+    dense = [anchor.encode() for anchor in _dense_anchors()]
+    anchored = {text: any(anchor in text for anchor in dense) for text in {*texts}}
     for row in rows[[anchored[text] for text in texts]].tolist():
         before = np.flatnonzero(found.header[max(row - MAX_TAIL, 0) : row])
         first = max(row - MAX_TAIL, 0) + int(before[-1]) if len(before) else row
         found.bad[first : row + MAX_ROWS + 1] = True
+
+
+def _dense_anchors() -> list[str]:
+    return [anchor.replace(" ", "") for anchor in families.anchors()]
 
 
 def _tell_nothing(block: Block, records: Rows, rows: Rows) -> Mask:
@@ -588,5 +590,5 @@ def _tell_nothing(block: Block, records: Rows, rows: Rows) -> Mask:
     joined = lines.agg(pl.col("text").str.join(""))
     heads = pl.Series(block.texts(joined["record"].to_numpy()))
     texts = (heads + joined["text"]).str.replace_all(" ", "", literal=True)
-    tells = texts.str.contains_any(_DENSE_ANCHORS)
+    tells = texts.str.contains_any(pl.Series([_dense_anchors()]))
     return ~np.isin(records, joined["record"].to_numpy()[tells.to_numpy()])
