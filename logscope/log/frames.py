@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import polars as pl
@@ -31,7 +31,9 @@ from parsers.reading.by_line import Keep
 from parsers.reading.events import Coverage, Event
 from parsers.reading.frames import FrameBuilder, Lean
 from parsers.reading.in_bulk import read_frames
-from parsers.reading.in_bulk.reader import Evidence as TakesLine
+
+if TYPE_CHECKING:
+    from parsers.reading.in_bulk.reader import Evidence as TakesLine
 
 __all__ = [
     "EVIDENCE_FAMILIES",

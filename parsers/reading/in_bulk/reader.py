@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parsers.lines import Line, Outer, TextBlock
-from parsers.reading.by_line import KEEP_EVENTS, Keep, LogSource, SourceReader, readers
-from parsers.reading.events import Coverage, Event
+from parsers.reading.by_line import SourceReader
+from parsers.reading.events import Event
 from parsers.reading.frames import FrameBuilder
-from parsers.reading.in_bulk.block import Block, Mask, is_available
+from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.block_rows import BlockRows, Evidence
 from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts, KnownEnvelopes, joined_facts
 from parsers.reading.in_bulk.messages import Memory, messages_of
@@ -24,39 +24,10 @@ from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, m
 from parsers.records.prefix import Header, parse_header, strip_ansi
 from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_open, is_told_again, place_of
 
-__all__ = ["Bulk", "Evidence", "ReadOn", "read_frames"]
+__all__ = ["Bulk", "Evidence", "ReadOn", "SourceInBulk"]
 BLOCK = 1 << 23
-_LARGEST = 31 << 20
-_SMALL = 1 << 16  # of sources with fewer bytes nothing is learnt: line by line their events share frames
 _FEWEST = 8  # shorter stretches are read line by line
 _CHUNK = 256
-
-
-def read_frames(
-    sources: Sequence[LogSource],
-    coverage: Coverage,
-    builder: FrameBuilder,
-    *,
-    year: int | None = None,
-    keep: Keep = KEEP_EVENTS,
-    take: Callable[[Event], None] | None = None,
-    evidence: Evidence | None = None,
-) -> None:
-    """Read `sources` into `builder`; `coverage` is filled as by `parsers.reading.by_line.read_events`.
-
-    `take` gets the events that are read one by one in the builder's stead, and may hand them on to it; `evidence` gets the
-    texts of the statistics lines that are not.
-    """
-    bulk = is_available() and not keep.other and not keep.prompts
-    bytes(_LARGEST)  # glibc gives freed memory back at once until a piece of that size was freed
-    for source, reader in readers(sources, coverage, year=year, keep=keep):
-        pieces = getattr(source, "pieces", None)
-        if pieces is None or not bulk or (source.size is not None and source.size < _SMALL):
-            for event in reader.read(source.lines()):
-                (take or builder.add)(event)
-        else:
-            chars = source.size is None
-            _SourceInBulk(reader, builder, take or builder.add, evidence, chars).read(pieces())
 
 
 class _Held(NamedTuple):
@@ -72,7 +43,7 @@ class _Held(NamedTuple):
         return self.facts.outer == other.facts.outer
 
 
-class _SourceInBulk:
+class SourceInBulk:
     """Reads one source; `reader` keeps clock, servers and counts for both ways of reading."""
 
     def __init__(
@@ -91,6 +62,7 @@ class _SourceInBulk:
         self.envelopes = KnownEnvelopes()
 
     def read(self, pieces: Iterator[TextBlock | list[Line]]) -> None:
+        """Read the source, which comes in pieces."""
         held: list[_Held] = []  # to be read as one
         for piece in pieces:
             one = self._in_bulk(piece)
@@ -237,7 +209,7 @@ class Bulk:
     evidence: Evidence
 
 
-class ReadOn(_SourceInBulk):
+class ReadOn(SourceInBulk):
     """Takes the pieces of a source as they come, and reads what stands far enough before the newest.
 
     `assemblers` has that of the lines without a place (None); before the first piece the source had `before` lines.
