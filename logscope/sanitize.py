@@ -151,7 +151,7 @@ def beginning(text: str, limit: int = 200) -> str:
 
 # CUDA error: an illegal memory access was encountered; NCCL error in: …; Worker failed with error …; [Errno 28] No space left on device
 _FROM_ENGINE = re.compile(
-    r"(?:CUDA|HIP|NCCL|RCCL|cuBLAS|CUBLAS|cuDNN|Triton|XPU|EngineCore|Engine core|Worker|Executor|RPC call)\b|\[Errno \d{1,3}\] "
+    r"(?:CUDA|HIP|HCCL|NCCL|RCCL|cuBLAS|CUBLAS|cuDNN|Triton|XPU|level_zero backend|EngineCore|Engine core|Worker|Executor|RPC call|The actor (?:died|is dead))\b|\[Errno \d{1,3}\] "
 )
 _WORDS = re.compile(r"[^\W\d_]+(?:_\w+)?")
 # Messages of Python, PyTorch and vLLM are made of these words, numbers and names in code's spelling; a client's text hardly is.

@@ -169,9 +169,9 @@ VERDICTS: dict[str, Verdict] = {
         "✕",
     ),
     "engine-stall": Verdict(
-        "The engine stalled with requests queued",
-        "the engine stalled while requests were queued",
-        "The log falls silent while requests wait.",
+        "The engine stalled with requests in it",
+        "the engine stalled while it held requests",
+        "No tokens come while requests run or wait.",
         "critical",
         "✕",
     ),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import polars as pl
+
 from logscope.diagnosis.candidates import Candidate, rules_of_thumb
 from logscope.evidence.context import Context
 from logscope.evidence.finding import Finding
@@ -244,6 +246,8 @@ def plain_advice(context: Context, findings: Sequence[Finding], verdict: str, *,
         tried += _start(facts, by_id["startup-kv-too-small"])
     if "runtime-oom" in by_id:
         tried += _memory(facts)
+    if "startup-failed" in by_id:
+        tried += _sampler(context)
     found = []
     for candidate in tried:
         flag = flag_text(facts, candidate.changes)
@@ -270,6 +274,20 @@ def _instead(facts: EngineFacts) -> str:
     share = facts.config.get("gpu_memory_utilization")
     now = f" (now {share:g})" if share else ""
     return f" To keep the full length, give the KV cache more memory: raise --gpu-memory-utilization{now} or use a smaller model."
+
+
+def _sampler(context: Context) -> list[Candidate]:
+    """What vLLM itself asks for when the warm-up of its sampler finds no memory."""
+    runtime = context.log.get("runtime")
+    rows = None if runtime is None else runtime.filter(pl.col("variant") == "oom_sampler")
+    if rows is None or rows.height == 0:
+        return []
+    found = [c for c in _memory(context.log.facts) if "gpu_memory_utilization" in c.changes]
+    asked = rows["num_reqs"].drop_nulls()
+    if asked.len() and asked[-1] >= 2:
+        why = f"The sampler is warmed up with as many requests as the server admits ({asked[-1]:,}): fewer need less memory."
+        found.insert(0, Candidate({"max_num_seqs": asked[-1] // 2}, "free", why, "Fewer requests run at once."))
+    return found
 
 
 def _memory(facts: EngineFacts) -> list[Candidate]:

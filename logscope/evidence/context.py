@@ -27,7 +27,7 @@ CLEAN_STOP_S = 5.0
 """What dies within so many seconds of a word of shutting down was stopped, and did not crash."""
 
 # What only a running engine prints: variants of the family `runtime`, their text, and the methods of a worker that runs.
-_RUNNING_VARIANTS = ("dead", "fatal", "dump", "dump_stats", "output_handler", "engine_dead", "jit")
+_RUNNING_VARIANTS = ("dead", "fatal", "dump", "dump_stats", "output_handler", "engine_dead", "jit", "grammar")
 _RUNNING_TEXT = re.compile(
     r"EngineCore encountered a fatal error|Engine core proc \S+ died unexpectedly|engine core exited unexpectedly"
     r"|\b(?:run_busy_loop|step_with_batch_queue|run_engine_loop|engine_step|_handle_client_request)\b"

@@ -48,7 +48,7 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
 
     Columns: start, end (record's clock), interval_s, running, waiting, swapped, kv_pct, full (from `full_pct` on), prompt_tps, generation_tps (tokens/s, means
     over the interval), idle (no tokens), deferred (of `waiting`: held back by a grammar, a transfer or a LoRA limit), hit_pct (prefix cache, over many
-    requests), aggregated (means over several engines), source, line, order. None where there is no such line.
+    requests), external_pct (the same of KV blocks from elsewhere), aggregated (means over several engines), source, line, order. None where there is no such line.
     """
     if stats is None or "running" not in stats.columns:
         return None
@@ -74,6 +74,7 @@ def stats_windows(stats: pl.DataFrame | None, full_pct: float = FULL_PCT) -> pl.
         "prompt_tps": prompts,
         "generation_tps": generated,
         "hit_pct": _floats(rows, "prefix_cache_hit_rate_pct"),
+        "external_pct": _floats(rows, "external_prefix_cache_hit_rate_pct"),
         "aggregated": _filled(rows["aggregated"], value=False)
         if "aggregated" in rows.columns
         else repeated(False, rows.height, pl.Boolean()),

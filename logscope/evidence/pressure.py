@@ -51,6 +51,9 @@ NEARLY_FULL_PCT = 90.0
 MUCH_ROOM_PCT = 60.0
 """KV usage (percent) under which the next prompt fits whatever its length: between two lines a cache fills and empties by a third."""
 
+MOSTLY_EXTERNAL_PCT = 50.0
+"""Hit rate of an external prefix cache (percent) from which on prompts are mostly fetched, not computed."""
+
 MOST_AT_ONCE = 12_000
 """Requests of one statistics window from which on nothing is inferred: a window cannot be cut."""
 
@@ -100,7 +103,8 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
 
     All `seats` taken bind by themselves, whatever the cache; the line is taken after finished requests gave up their seats, so
     with room in the cache a few free ones count as taken. With much room, an interval that was spent on prompts leaves the
-    token budget (V0: one prefill step after the other). Deferred requests wait for none of these; V0's swapped ones are a queue too.
+    token budget (V0: one prefill step after the other). With free seats and few prompts under way, what waits before a nearly full cache
+    waits for blocks: a prompt needs many of them at once. Deferred requests wait for none of these; V0's swapped ones are a queue too.
     """
     if not windows["waiting"].sum() and not windows["swapped"].sum():
         return repeated(None, windows.height, pl.String())
@@ -114,6 +118,9 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
         nearly = ~pl.col("aggregated") & (pl.col("running") >= seats - max(1, seats // 10))
     prompts = pl.col("prompt_tps").fill_null(0)
     prefill = (prompts > 0) & (prompts >= PREFILL_RATIO * pl.col("generation_tps").fill_null(0))
+    if "external_pct" in windows.columns:  # prompts that come with their KV blocks are not computed here
+        prefill &= pl.col("external_pct").fill_null(0) < MOSTLY_EXTERNAL_PCT
+    nearly_full = pl.lit(value=bool(seats)) & ~pl.col("aggregated") & (pl.col("kv_pct").fill_null(0) >= NEARLY_FULL_PCT)
     bound = (
         pl.when(~queue)
         .then(None)
@@ -123,6 +130,8 @@ def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
         .then(pl.lit("kv"))
         .when(taken | (nearly & room))
         .then(pl.lit("seats"))
+        .when(nearly_full & ~prefill)
+        .then(pl.lit("kv"))
         .when(much_room & prefill & ~pl.col("aggregated"))
         .then(pl.lit("prefill"))
     )

@@ -71,6 +71,8 @@ FORMATS: tuple[Format, ...] = tuple(format_ for module in _MODULES.values() for 
 _ENGINE = later_regex(r"\s*+(?:Engine (\d{1,9})|(\d{1,9}) Engines( Aggregated)?+): ")
 # "ValueError: ", "torch.cuda.OutOfMemoryError: ", "vllm.v1.engine.exceptions.EngineDeadError: "
 _RAISED = later_regex(r"(?:[A-Za-z_]\w*+\.)*+([A-Za-z_]\w*+): ")
+# "AssertionError", "asyncio.exceptions.TimeoutError"
+_BARE = later_regex(r"(?:[A-Za-z_]\w*+\.)*+[A-Za-z_]\w*+(?<=Error|Exception)")
 # "RuntimeError('Aborted due to …')": V0's engine process logs the repr.
 _RAISED_REPR = later_regex(r"([A-Za-z_]\w*+)\((['\"])(.*)\2\)\s*+\Z")
 _CLASS_ENDS = ("Error", "Exception")
@@ -148,6 +150,7 @@ CLIENT_TEXT = (
     ClientText("request", ("generated",), ("output",), _REPR),
     ClientText("request", ("req_failed",), ("error",), _RAW),
     ClientText("preemption", ("v0_preempt_warning",), ("request_id",), _RAW),
+    ClientText("runtime", ("grammar",), ("request_id",), _RAW),
     ClientText("shutdown", ("httpstop", "component"), ("request_id",), _RAW),
     ClientText("kv_sizing", ("simple_offload",), ("request_id",), _RAW),
     ClientText("http", ("access",), ("path",), "percent-encoded, without blanks"),
@@ -213,8 +216,9 @@ def match(message: str, *, prefixed: bool) -> Match | None:
 
     `message` is what follows vLLM's own prefix, continuation lines joined by a line feed. `prefixed` False means that the
     line had none: then only texts that others print (uvicorn, the last line of a traceback) count, never vLLM's own.
-    A record that holds a traceback is what its exception says, where that is known.
+    A record that holds a traceback is what its exception says, where that is known. Blanks at the end mean nothing: a terminal pads its rows.
     """
+    message = message.rstrip()
     if len(message) > _MOST_REMEMBERED:
         return _match(message, prefixed)
     found = _remembered(message, prefixed)
@@ -302,6 +306,8 @@ def _with_traceback(message: str, at: int, header: Match | None) -> Match | None
     error: str | None = None
     for line in reversed(message[at:].split("\n")):
         if not _RAISED.match(line):
+            if best is None and error is None and _BARE.fullmatch(line.rstrip()):
+                error = line.rstrip()
             continue
         error = error or line[:_MAX_ERROR_CHARS]
         known = _raised(line)

@@ -100,6 +100,7 @@ SCHEMA: dict[str, Kind] = {
     "proc": Kind.TEXT,
     "exit_code": Kind.WHOLE,
     "worker": Kind.TEXT,
+    "request_id": Kind.TEXT,
     "compiler": Kind.TEXT,
     "kernel": Kind.TEXT,
     "method": Kind.TEXT,
@@ -182,6 +183,14 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
     ),
     (
         "coredied",
+        "V0",
+        "0.4.3..0.10.2",
+        "ERROR",
+        "Worker {worker} pid {pid:d} died, exit code: {exit_code:d}",
+        "Worker VllmWorkerProcess pid 1159 died, exit code: -6",
+    ),
+    (
+        "coredied",
         "V1",
         "0.8.5..0.33.0",
         "CRITICAL",
@@ -247,6 +256,14 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "ERROR",
         "Dumping scheduler output for model execution: ...",
         "Dumping scheduler output for model execution: <...>",
+    ),
+    (
+        "grammar",
+        "V1",
+        "0.8.0..0.33.0",
+        "ERROR",
+        "Failed to advance FSM for request {request_id} for tokens {tokens:v}. Please file an issue.",
+        "Failed to advance FSM for request chatcmpl-5f0c7d9e for tokens 271. Please file an issue.",
     ),
     ("fatal", "any", "0.5.5..0.8.4", "CRITICAL", "AsyncLLMEngine has failed, terminating server process", None),
     ("fatal", "any", "0.5.5..0.8.4", "CRITICAL", "AsyncLLMEngine is already dead, terminating server process", None),
@@ -359,6 +376,93 @@ def _jit(text: str) -> Fields | None:
     return None if found is None else {"compiler": found["compiler"], "kernel": found["kernel"].rstrip(".")}
 
 
+_WATCHDOG = later_regex(
+    r"[^\n]{0,300}?\bWatchdog caught collective operation timeout: WorkNCCL\([^)\n]{0,300}?OpType=(?P<operation>[A-Z_]{1,40})"
+    r"[^\n]{0,300}?\bran for (?P<ms>\d{1,9}) milliseconds"
+)
+_TERMINATED = later_regex(
+    r"[^\n]{0,300}?\bProcess group watchdog thread terminated with exception: (?P<error>CUDA error: [\w -]{1,100})"
+)
+_SIGNAL = later_regex(r"\s*+\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) received at time=\d{1,12} ")
+_THREAD = later_regex(r"\s*+Exception in thread \S{1,40} \((?P<thread>process_(?:input|output)_sockets)\):?\s*\Z")
+
+
+def _watchdog(text: str) -> Fields | None:
+    found = _WATCHDOG.match(text)
+    if found is not None:
+        return {"error": f"an NCCL operation ({found['operation']}) timed out after {int(found['ms']) // 1000} s"}
+    found = _TERMINATED.match(text)
+    return None if found is None else {"error": found["error"].strip()}
+
+
+def _signal(text: str) -> Fields | None:
+    found = _SIGNAL.match(text)
+    return None if found is None else {"error": found["signal"]}
+
+
+def _thread(text: str) -> Fields | None:
+    found = _THREAD.match(text)
+    return None if found is None else {"error": f"the engine's thread {found['thread']} ended with an exception"}
+
+
+# What a process leaves behind that does not end by Python's rules: printed by torch, glog, the interpreter, C++ and the shell.
+_NATIVE = tuple(
+    Format(
+        "runtime",
+        "native_fatal",
+        "any",
+        "0.1.0..0.33.0",
+        "ERROR (on standard error)",
+        template,
+        example or template,
+        read=read,
+        anchor=anchor,
+        foreign=True,
+    )
+    for template, example, read, anchor in (
+        (
+            "[rank{rank:d}]:[{place:s}] [Rank {number:d}] Watchdog caught collective operation timeout: {work:s}",
+            "[rank0]:[E701 13:53:21.538263561 ProcessGroupNCCL.cpp:563] [Rank 0] Watchdog caught collective operation timeout:"
+            " WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=134217728, NumelOut=134217728, Timeout(ms)=600000) ran for 600059 milliseconds before timing out.",
+            _watchdog,
+            "Watchdog caught collective operation",
+        ),
+        (
+            "[rank{rank:d}]:[{place:s}] [PG {number} Rank {number:d}] Process group watchdog thread terminated with exception: {error:s}",
+            "[rank0]:[E701 13:53:21.538263561 ProcessGroupNCCL.cpp:1414] [PG 2 Rank 0] Process group watchdog thread terminated with exception:"
+            " CUDA error: an illegal memory access was encountered",
+            _watchdog,
+            "Process group watchdog thread",
+        ),
+        (
+            "*** {signal} received at time={time:d} on cpu {cpu:d} ***",
+            "*** SIGSEGV received at time=1741079535 on cpu 33 ***",
+            _signal,
+            " received at time=",
+        ),
+        ("Fatal Python error: {error:s}", "Fatal Python error: Segmentation fault", None, ""),
+        (
+            "terminate called after throwing an instance of '{error}'",
+            "terminate called after throwing an instance of 'c10::DistBackendError'",
+            None,
+            "",
+        ),
+        ("!!!!!!! Segfault encountered !!!!!!!", None, None, ""),
+        (
+            "{Segmentation fault|Aborted|Bus error} (core dumped)",
+            "Segmentation fault (core dumped)",
+            None,
+            "(core dumped)",
+        ),
+        (
+            "Exception in thread {name} ({thread}):",
+            "Exception in thread Thread-1 (process_input_sockets):",
+            _thread,
+            "",
+        ),
+    )
+)
+
 # argparse's last word on a command line, printed before anything is logged.
 _BIND_ERROR = Format(
     "runtime",
@@ -385,6 +489,7 @@ _USAGE_ERRORS = tuple(
 )
 
 FORMATS = (
+    *_NATIVE,
     _BIND_ERROR,
     *_USAGE_ERRORS,
     *(

@@ -11,11 +11,13 @@ from parsers import families
 from parsers.lines import Line, later
 from parsers.reading.events import Coverage, Event
 from parsers.records.dates import RecordClock
-from parsers.records.prefix import find_glued
-from parsers.records.record import Record, RecordText, read_records
+from parsers.records.prefix import Header, find_glued
+from parsers.records.record import Record, RecordText, is_client_facing, read_records
 from parsers.records.servers import Sessions, engine_index
 
 __all__ = [
+    "ERROR_LEVELS",
+    "EXCEPTION_END",
     "KEEP_EVENTS",
     "MAX_ROWS",
     "MAX_TEXT",
@@ -32,13 +34,16 @@ __all__ = [
 
 MAX_TEXT = 400
 MAX_SAMPLES = 5
-_ERROR_LEVELS = ("ERROR", "CRITICAL")
-WARNING_LEVELS = ("WARNING", *_ERROR_LEVELS)
+ERROR_LEVELS = ("ERROR", "CRITICAL")
+WARNING_LEVELS = ("WARNING", *ERROR_LEVELS)
+EXCEPTION_END = r"(?:Error|Exception|Interrupt|Exit)(?:: .*)?\s*$"
+"""What the last line of a traceback ends in, or holds before its text."""
 # The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
 _EXCEPTION = later(
     r"(?:\[rank\d{1,4}\]: )?(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
 )
 MAX_ROWS = 4
+_PIECE = re.compile(r"Traceback \(most recent call last\)|\s+(?:File \"|raise )")
 # A traceback echoes the source: `raise ValueError("No available memory for the cache blocks. "`.
 _RAISE = later(r"(?m)^ {2,40}raise ([A-Za-z_]\w{0,60})\(")
 _LITERAL = later(r"[fr]{0,2}(?:\"([^\"\\\n]*)\"|'([^'\\\n]*)')")
@@ -211,6 +216,8 @@ class SourceReader:
             self.coverage.other_records += 1
             if header.level in WARNING_LEVELS:
                 self.note_warning(record.number, record.lines[0].text)
+            if self.keep.exceptions and (end := _end_of_traceback(record, header)) is not None:
+                yield self._exception(record, end)
             if self.keep.other:
                 other = families.Match("other", "other", {"message": record.message})
                 yield self._event(record, other, record.number, time)
@@ -319,17 +326,26 @@ def _match(record: Record) -> tuple[families.Match | None, int, int]:
     An error of several lines is named by its cause: the last line that says something known.
     """
     header = record.header
-    if len(record.lines) > 1 and header is not None and header.level in _ERROR_LEVELS:
+    if len(record.lines) > 1 and header is not None and header.level in ERROR_LEVELS:
         for part in reversed(record.lines):
             if found := families.match(part.text, prefixed=False):
                 return found, part.number, 0
-    if header is not None and header.level in _ERROR_LEVELS and (echo := _echo(record)) is not None:
+    if header is not None and header.level in ERROR_LEVELS and (echo := _echo(record)) is not None:
         return echo, record.number, 0
     message = record.message
     found = families.match(message, prefixed=True)
     if record.tail and len(record.lines) == 1:
         return (*_with_tail(record, found, message),)
     return found, record.number, 0
+
+
+def _end_of_traceback(record: Record, header: Header) -> RecordText | None:
+    """The exception in a piece of a traceback: where several processes print theirs at once, each piece is a record."""
+    if header.level not in ERROR_LEVELS or is_client_facing(header.origin):
+        return None
+    parts = record.lines if _PIECE.match(record.lines[0].text) else record.lines[:1]
+    ends = (p for p in reversed(parts) if len(p.text) < MAX_TEXT and _EXCEPTION.match(p.text.rstrip()))
+    return next(ends, None)
 
 
 def _wrapped_exception(parts: Sequence[RecordText]) -> tuple[families.Match | None, int]:

@@ -40,6 +40,7 @@ __all__ = [
     "RecordText",
     "as_begun",
     "glued_at",
+    "is_client_facing",
     "is_open",
     "is_told_again",
     "may_continue",
@@ -501,7 +502,12 @@ def is_told_again(pending: Record, header: Header, message: str) -> bool:
         return said.family != before.family and not families.is_servers_own(before.family, before.variant)
     if families.begins_as_servers_own(pending.message) or (_LIFE.match(pending.message) and _LIFE.match(message)):
         return False
-    return said.family in _NO_ERRORS or _CLIENT_FACING.match(header.origin) is not None
+    return said.family in _NO_ERRORS or is_client_facing(header.origin)
+
+
+def is_client_facing(origin: str) -> bool:
+    """Whether those who answer clients print a record of this origin (`serving_chat.py:164`): what they say of an error is a client's."""
+    return _CLIENT_FACING.match(origin) is not None
 
 
 _NO_ERRORS = frozenset(("stats", "iteration", "preemption", "request", "startup", "http", "kv_sizing"))

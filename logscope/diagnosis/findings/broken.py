@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from signal import Signals
 from typing import Any
 
 import polars as pl
@@ -16,7 +17,7 @@ from logscope.evidence.context import CLEAN_STOP_S, Context, cause_of
 from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
 from logscope.evidence.preemptions import usual_interval
 from logscope.sanitize import without_client_text
-from logscope.wording import stretch
+from logscope.wording import plural, stretch
 from parsers.families.http import PROBE_PATHS
 
 __all__ = ["engine_crash", "engine_stall", "failed_start", "runtime_oom", "worker_waits"]
@@ -61,15 +62,33 @@ def engine_crash(context: Context) -> list[Finding]:
     dead = runtime.filter(pl.col("variant").str.contains(_DEAD))
     if dead.height == 0 or _stopped_before(context, dead):
         return []
-    cause = _cause(context, dead)
+    near = _near(context, dead)
+    cause = _cause(context, dead, near)
     title = f"The engine died while serving{cause}; its requests failed"
-    evidence = evidence_of(dead, context.texts) + tuple(context.exceptions[:2])
+    evidence = evidence_of(dead, context.texts) + tuple(near[:2])
     return [proof("engine-crash", title, seconds(dead["at"].to_list()), evidence)]
 
 
-def _cause(context: Context, dead: pl.DataFrame) -> str:
+NEAR_LINES = 2_000
+"""An exception that stands further before the first word of an engine's death is another story: a request's, mostly."""
+
+
+def _near(context: Context, dead: pl.DataFrame) -> list[Evidence]:
+    """The exceptions that stand near the rows of an engine's death."""
+    spans = {
+        source: (first - NEAR_LINES, last + NEAR_LINES)
+        for source, first, last in dead.group_by("source")
+        .agg(pl.col("line").min().alias("first"), pl.col("line").max().alias("last"))
+        .iter_rows()
+    }
+    return [
+        e for e in context.exceptions if e.source not in spans or spans[e.source][0] <= e.line <= spans[e.source][1]
+    ]
+
+
+def _cause(context: Context, dead: pl.DataFrame, near: list[Evidence]) -> str:
     """What the engine died of, with a colon before it; empty where the log only says that it did."""
-    said = dict(_errors(context, dead)) | {e.text: e.text for e in context.exceptions}
+    said = dict(_errors(context, dead)) | {e.text: e.text for e in near}
     cause = cause_of(said)
     return f": {said[next(text for text in said if text.strip() == cause)]}" if cause else ""
 
@@ -80,11 +99,26 @@ def _errors(context: Context, rows: pl.DataFrame) -> Iterator[tuple[str, str]]:
         said = row.get("error") or ""
         if row["variant"] == "rpc" and row.get("method"):
             yield (f"RPC call to {row['method']} timed out",) * 2
+        elif row["variant"] == "native_fatal":
+            yield (said or "segmentation fault",) * 2
+        elif (row.get("exit_code") or 0) < 0:
+            yield (_signal(-row["exit_code"]),) * 2
         elif said and ": " not in said and row["variant"] not in ("engine_dead", "dead"):
             line = context.texts.get((row["source"], row["line"]), "").partition("\n")[0]
+            line = line if said in line else ""
             yield line or said, line or without_client_text(said)
         else:
             yield said, without_client_text(said)
+
+
+def _signal(number: int) -> str:
+    """What ended a process, by its signal."""
+    try:
+        name = Signals(number).name
+    except ValueError:
+        return f"a process was ended by signal {number}"
+    rest = ", most often because the host ran out of memory" if name == "SIGKILL" else ""
+    return f"a process was ended by {name}{rest}"
 
 
 def _stopped_before(context: Context, dead: pl.DataFrame) -> bool:
@@ -192,8 +226,10 @@ def _many(rows: pl.DataFrame) -> int:
 
 def _held(row: Mapping[str, Any]) -> str:
     """The requests that it held."""
-    waiting, running = (f"{row[n]:.0f}" if row[n] else "none" for n in ("waiting", "running"))
-    return f"{waiting} requests waiting and {running} running"
+    waiting, running = (round(row[n] or 0) for n in ("waiting", "running"))
+    if not waiting:
+        return f"{plural(running, 'request')} running and none waiting"
+    return f"{plural(waiting, 'request')} waiting and {running or 'none'} running"
 
 
 def _latest(frame: pl.DataFrame, after: datetime, order: int) -> datetime | None:
@@ -390,6 +426,11 @@ def _reason(context: Context, errors: pl.DataFrame | None) -> tuple[str | None, 
     runtime = context.log.get("runtime")
     if runtime is not None:
         memory = runtime.filter(pl.col("variant").str.contains("oom"))
+        sampler = memory.filter(pl.col("variant") == "oom_sampler")
+        if sampler.height:
+            asked = f" with {sampler['num_reqs'][-1]:,} requests" if sampler["num_reqs"][-1] else ""
+            text = f"it ran out of GPU memory when it warmed up the sampler{asked}: lower max_num_seqs or gpu_memory_utilization"
+            return text, evidence_of(sampler, context.texts)
         if memory.height:
             return "it ran out of GPU memory during start-up", evidence_of(memory, context.texts)
         taken = runtime.filter(pl.col("variant") == "bind_error")

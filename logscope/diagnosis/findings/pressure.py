@@ -98,8 +98,9 @@ def kv_admission_wait(context: Context) -> list[Finding]:
         return []
     start, end = context.span_of(full)
     queue = float(full.select((pl.col("waiting") + pl.col("swapped").fill_null(0)).max()).item() or 0)
+    nearly = "" if full["full"].all() else f" or nearly so (from {min(full['kv_pct']):.1f} % on)"
     title = (
-        f"The KV cache was full with a queue in {full.height:,} of {windows.height:,} intervals (up to {queue:.0f} waiting):"
+        f"The KV cache was full{nearly} with a queue in {full.height:,} of {windows.height:,} intervals (up to {queue:.0f} waiting):"
         f" requests were waiting for KV blocks{', not for max_num_seqs' if seats else ''}"
     )
     return [Finding("kv-admission-wait", "warning", "measured", title, start, end, evidence_of(full, context.texts))]
@@ -236,13 +237,12 @@ def engine_imbalance(engines: Sequence[tuple[EngineFacts, pl.DataFrame | None]])
     short = min(most.intervals, least.intervals) < MIN_BUSY_WINDOWS
     if short and not uneven:
         return None
+    digits = 0 if most.intervals == 1 else 1
+    lines = f" ({percent(most.queued)} of its {most.intervals} statistics lines)" if most.intervals > 1 else ""
     title = (
-        f"Uneven load: engine {most.index} held {most.requests:.1f} requests{'' if short else ' on average'}, engine {least.index} {least.requests:.1f}"
-        + (
-            f"; requests queue at engine {most.index} ({percent(most.queued)} of its {most.intervals} statistics lines) while engine {least.index} has room"
-            if uneven
-            else ""
-        )
+        f"Uneven load: engine {most.index} held {most.requests:.{digits}f} requests{'' if short else ' on average'}, engine {least.index}"
+        f" {least.requests:.{digits}f}"
+        + (f"; requests queue at engine {most.index}{lines} while engine {least.index} has room" if uneven else "")
         + ". Check how requests are routed to the data-parallel engines"
     )
     return Finding(

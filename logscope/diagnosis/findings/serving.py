@@ -166,7 +166,8 @@ def endless_request(context: Context) -> list[Finding]:
         return []
     start, end = best[0]["start"], best[-1]["end"]
     length = (end - start).total_seconds()
-    if length < LONG_REQUEST_S:
+    queue = max(r["waiting"] for r in best)
+    if length < (LONG_REQUEST_S / 2 if queue else LONG_REQUEST_S):
         return []
     tokens = sum(r["generation_tps"] * min(r["interval_s"], 60.0) for r in best)
     to_the_end = ", to the log's last line" if end == context.windows["end"][-1] else ""
@@ -174,7 +175,6 @@ def endless_request(context: Context) -> list[Finding]:
         f"One request ran alone for {_span(start, end)} and generated about {tokens:,.0f} tokens{to_the_end}: if it should have"
         " ended by then, it probably has no max_tokens, or the model is repeating itself"
     )
-    queue = max(r["waiting"] for r in best)
     if queue:
         title += f"; {plural(queue, 'request waits', 'requests wait')} behind it"
     severity = "warning" if length >= ENDLESS_S or queue else "info"
@@ -238,6 +238,8 @@ def failed_requests(context: Context) -> list[Finding]:
         else http.filter(pl.col("path").str.split("?").list.first().is_in(GENERATING))
     )
     bad = _many(answers, pl.col("status").is_in((400, 413, 422)))
+    unknown = _many(answers, pl.col("status") == 404)
+    strangers = _many(answers, pl.col("status").is_in((401, 403)))
     busy = _many(answers, pl.col("status").is_in((429, 503)))
     broken = _many(answers, (pl.col("status") >= 500) & (pl.col("status") != 503))
     ok = _many(answers, pl.col("status") == 200)
@@ -247,13 +249,17 @@ def failed_requests(context: Context) -> list[Finding]:
         (pl.col("variant") == "req_failed") & (pl.col("reason").is_null() | (pl.col("reason") == "engine dead")),
     )
     found = []
-    no, why = max(bad, too_long) + max(refused, busy), []
+    no, why = max(bad, too_long) + max(refused, busy) + unknown + strangers, []
     if max(refused, busy):
         why.append(f"{max(refused, busy):,} because the queue was full")
     if too_long:
         why.append(f"{too_long:,} because the prompt was too long")
     if bad > too_long:
         why.append(f"{bad - too_long:,} with HTTP status 400, 413 or 422 (too long, or malformed)")
+    if unknown:
+        why.append(f"{unknown:,} with HTTP status 404 (a model or adapter that this server does not have)")
+    if strangers:
+        why.append(f"{strangers:,} with HTTP status 401 or 403 (no valid API key)")
     total = max(1, ok + no + broken + aborted)
     if no:
         rows = _first_rows(
@@ -275,7 +281,24 @@ def failed_requests(context: Context) -> list[Finding]:
         severity = "warning" if max(broken, failed) >= 1 or aborted >= max(3, 5 * FAILED_SHARE * total) else "info"
         title = f"Requests failed: {', '.join(what)}" + (f"; {ok:,} succeeded" if ok else "")
         found.append(Finding("failed-requests", severity, "measured", title))
-    return found
+    return found + _out_of_grammar(context, runtime)
+
+
+def _out_of_grammar(context: Context, runtime: pl.DataFrame | None) -> list[Finding]:
+    """Structured outputs that the model went on with otherwise than their grammar allows."""
+    rows = None if runtime is None else runtime.filter(pl.col("variant") == "grammar")
+    if rows is None or rows.height == 0:
+        return []
+    title = (
+        f"Structured output failed for {plural(rows['request_id'].n_unique(), 'request')}: their grammar refused generated tokens"
+        f" {_times(_many(rows, pl.lit(value=True)))}, so an output may be cut, break its schema, or never end"
+    )
+    start, end = seconds(rows["at"].to_list())
+    return [Finding("failed-requests", "warning", "measured", title, start, end, evidence_of(rows, context.texts))]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _many(frame: pl.DataFrame | None, which: pl.Expr) -> int:
@@ -430,6 +453,8 @@ def speculation(context: Context) -> list[Finding]:
     return [Finding("speculation", "info", "measured", title, start, end, evidence_of(rows, context.texts, 2))]
 
 
+SLOW_TRANSFER_S = 1.0
+"""From this mean time of a KV transfer on, a queue behind it waits for the network."""
 _COUNT = re.compile(r"Num (successful|failed) transfers=(\d{1,12})\b")
 _MEAN_MS = re.compile(r"Avg xfer time \(ms\)=([\d.]{1,20})")
 
@@ -449,10 +474,21 @@ def kv_transfer(context: Context) -> list[Finding]:
         spent += counts.get("successful", 0) * float(mean[1].strip(".") or 0) if mean else 0.0
     if not done and not failed:
         return []
-    each = f", {spent / done:.1f} ms each on average" if done and spent else ""
+    mean_s = spent / done / 1000 if done else 0.0
+    each = (
+        f", {mean_s:.1f} s each on average"
+        if mean_s >= 1
+        else f", {1000 * mean_s:.1f} ms each on average"
+        if spent
+        else ""
+    )
+    queue = 0.0 if context.windows is None else float(context.windows["waiting"].max() or 0)  # type: ignore[arg-type]
+    slow = mean_s >= SLOW_TRANSFER_S and queue > 0
     title = f"KV transfers: {number(done)} succeeded{each}" + (
         f", {number(failed)} failed: those prompts had to be recomputed" if failed else ""
     )
+    if slow:
+        title += f"; up to {queue:.0f} requests waited meanwhile, so look at the connector's network (RDMA or NVLink rather than TCP) before this engine's settings"
     start, end = seconds(rows["at"].to_list())
-    severity = "warning" if failed else "info"
+    severity = "warning" if failed or slow else "info"
     return [Finding("kv-transfer", severity, "measured", title, start, end, evidence_of(rows, context.texts, 2))]

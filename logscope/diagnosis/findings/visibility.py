@@ -59,7 +59,7 @@ def not_replayed(context: Context, *, asked: bool) -> list[Finding]:
     facts, windows = context.log.facts, context.windows
     if not context.served:
         return []
-    if not asked:
+    if not asked and (windows is not None or context.log.get("iteration") is not None):
         why = "the replay was skipped (--no-replay); run without it for latencies, preemption counts and advice"
     elif (setting := impossible_setting(facts)) is not None:
         why = f"the log names a setting that no server can have: {setting}"

@@ -200,7 +200,7 @@ def no_advice(document: Mapping[str, Any]) -> str:
     """What stands in the place of advice where there is none."""
     verdict = document.get("verdict")
     if verdict in _UNANSWERED:
-        return "No setting is recommended: nothing in the log points to one. See the findings and their evidence."
+        return "No setting is recommended: see the findings and their evidence."
     if verdict == "healthy" and all(f.get("severity") == "info" for f in own_findings(document)):
         return "No change recommended."
     replay = document.get("replay") or {}

@@ -202,7 +202,8 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
 
     own = worst.get("preemptions") or {}
     basis = f" [{found['basis']}]" if found["basis"] else ""
-    text = estimate(found["low"], found["value"], found["high"]) + (" in total" if several else "") + basis
+    known = found["low"] is not None or found["value"] is not None
+    text = estimate(found["low"], found["value"], found["high"]) + (" in total" if several and known else "") + basis
     if several and own.get("value") is not None:
         text += f" · {engine_name(worst, document)}: {estimate(own['low'], own['value'], own['high'])}"
     logged = found["logged"]

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from parsers import families
-from parsers.reading.by_line import MAX_TEXT, WARNING_LEVELS, hide_text
+from parsers.reading.by_line import ERROR_LEVELS, EXCEPTION_END, MAX_TEXT, WARNING_LEVELS, hide_text
 from parsers.reading.frames import Coded, fields_frame
 from parsers.reading.in_bulk.block import Block, Mask, Rows, rows_of
 from parsers.reading.in_bulk.gauges import KnownGauges, gauges
@@ -155,6 +155,8 @@ def _others(found: Structure, messages: BlockMessages, records: pl.DataFrame) ->
     found.bad[rows_of(looked.filter("odd"))] = True
     warnings = looked.filter(~pl.col("odd") & pl.col("level").is_in(WARNING_LEVELS))
     messages.warnings.update(warnings.select("row", "message").iter_rows())
+    ends = warnings.filter(pl.col("level").is_in(ERROR_LEVELS) & message.str.contains(EXCEPTION_END))
+    found.bad[rows_of(ends)] = True
     telling = looked.filter(pl.col("anchored") & ~pl.col("odd"))
     columns = ("row", "process", "pid", "level", "origin", "start", "message")
     places: dict[str, list[int]] = {}
