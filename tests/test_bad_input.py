@@ -203,3 +203,21 @@ def test_a_state_folder_that_is_none(tmp_path: Path, name: str, said: str) -> No
     done = run("analyze", path, "--no-replay", "--state", tmp_path / name if name else "")
     assert done.returncode == 2
     assert said in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("watch", ""),
+        ("analyze", "LOG", "--no-replay", "--metrics", ""),
+        ("analyze", "LOG", "--no-replay", "--latencies", " "),
+        ("replay", ""),
+        ("replay", "LOG", "--config", ""),
+        ("report", "", "--terminal"),
+    ],
+)
+def test_an_empty_name_is_no_file(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    path = log(tmp_path, stats_v1(1, 1, 0, 1.0))
+    done = run(*(path if a == "LOG" else a for a in arguments))
+    assert done.returncode in (2, 3)
+    assert "an empty name" in done.stderr.decode()

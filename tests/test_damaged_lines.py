@@ -141,3 +141,36 @@ def test_new_fields_with_commas_break_nothing(tmp_path: Path) -> None:
 def test_a_log_that_begins_inside_a_record(tmp_path: Path) -> None:
     lines = ["ut: 3.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache usage: 5%", stats_v1(20, 2, 0, 2.0)]
     assert parsed(tmp_path, lines).frames["stats"]["running"].to_list() == [2]
+
+
+CARRIERS = {
+    "journald": (49_152, "May  9 00:49:33 gpu1 vllm[7]: "),
+    "a store's driver": (16_384, "2026-05-09T00:49:33.331095044Z "),
+    "CloudWatch": (262_118, ""),
+}
+
+
+@pytest.mark.parametrize(("limit", "head"), CARRIERS.values(), ids=CARRIERS.keys())
+@pytest.mark.parametrize(
+    "rest",
+    [
+        WARNING,
+        "100%|#| 3/3 [00:01<00:00, 9.9it/s]" + WARNING,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.25 GiB.",
+    ],
+)
+def test_behind_a_line_that_a_carrier_cut_stands_its_rest(tmp_path: Path, limit: int, head: str, rest: str) -> None:
+    """A request id (a header of 64 KiB) can be as long as it takes for its end to begin a line."""
+    begun = "(APIServer pid=1) INFO 05-09 00:49:33 [async_llm.py:252] Added request "
+    lines = [stats_v1(1, 3, 0, 10.0), begun + "A" * (limit - len(begun)), f"{rest} x.", stats_v1(10, 3, 0, 10.0)]
+    data = parsed(tmp_path, [head + line for line in lines])
+    assert data.frames["stats"].height == 2
+    assert "preemption" not in data.frames
+    assert "runtime" not in data.frames
+    assert data.coverage.client_text == ("WARNING" in rest)
+
+
+def test_a_long_line_of_another_length_is_whole(tmp_path: Path) -> None:
+    begun = "(APIServer pid=1) INFO 05-09 00:49:33 [async_llm.py:252] Added request "
+    data = parsed(tmp_path, [stats_v1(1, 3, 0, 10.0), begun + "A" * (16_000 - len(begun)), stats_v1(10, 3, 0, 10.0)])
+    assert data.frames["stats"].height == 2

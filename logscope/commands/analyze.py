@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from logscope.atomic_files import write_whole
 from logscope.commands.options import (
     Display,
+    NameType,
     TargetType,
     Verb,
     check_targets,
@@ -216,12 +217,14 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--metrics",
+    type=NameType(),
     multiple=True,
     metavar="FILE|URL",
     help="Cross-check against server metrics: Prometheus text, OpenMetrics, a query_range answer, or JSON scrapes.",
 )
 @click.option(
     "--latencies",
+    type=NameType(),
     metavar="FILE",
     help="Cross-check against client latencies: a result of vLLM bench serve or guidellm, or a CSV (sent,first_token,finished).",
 )

@@ -216,18 +216,19 @@ source_argument = click.argument("sources", nargs=-1, metavar="[SOURCE]...")
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Random seed for the inference.")
 
 
-class _StateType(click.Path):
-    """A folder; an empty name would be the one that the command runs in."""
+class NameType(click.Path):
+    """What is read: a file, an address where it may be one, a folder. An empty name would be the folder that the command runs in."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not str(value).strip():
-            self.fail("an empty name; name a folder", param, ctx)
+        """The path; a usage error for a name that is none."""
+        if not str(value).strip() or "\0" in str(value):
+            self.fail(f"an empty name; name a {'file' if self.file_okay else 'folder'}", param, ctx)
         return super().convert(value, param, ctx)
 
 
 state_option = click.option(
     "--state",
-    type=_StateType(file_okay=False, path_type=Path),
+    type=NameType(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Keep read positions in DIR, so that the next run reads only new lines.",
 )

@@ -9,6 +9,7 @@ import click
 
 from logscope.commands.options import (
     Display,
+    NameType,
     TargetType,
     Verb,
     check_targets,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_FILE = click.Path(path_type=Path)
+_FILE = NameType(path_type=Path)
 _FOLDER = TargetType(folder=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from logscope.commands.analyze import STDOUT, chosen_script, view_options, write_views
-from logscope.commands.options import Display, Verb, check_targets, display_options
+from logscope.commands.options import Display, NameType, Verb, check_targets, display_options
 
 __all__ = ["command", "explain"]
 
@@ -16,7 +16,7 @@ DOCS = "https://github.com/logscope/logscope/tree/main/docs/findings.md"
 
 
 @click.command("report", cls=Verb)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=NameType(exists=True, dir_okay=False, path_type=Path))
 @view_options
 @click.option(
     "--terminal", is_flag=True, help="Print the answer, as `logscope analyze` does. The default, without other forms."

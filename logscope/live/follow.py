@@ -189,6 +189,8 @@ def open_source(name: str, wait: Wait) -> Iterator[Chunks]:
 
     Raises NothingToWorkOn for what cannot be opened or followed.
     """
+    if not name.strip():
+        raise NothingToWorkOn("an empty name; name a file, or - for standard input")
     if name == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise NothingToWorkOn(

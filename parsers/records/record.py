@@ -13,6 +13,8 @@ What a client can write never opens a record (`Record.passed_over` counts what l
   closes it, all between is client text, whatever it looks like; if none does to the stream's end, the line was cut.
 * A second record within a line of the source (glued on, after a carriage return, in an entry of several lines) is looked for only
   behind text that is the server's own (`parsers.families.CLIENT_TEXT`).
+* What carries a log cuts long lines, some without a mark (journald's text, Docker's drivers for stores): behind a line of just such a
+  length stands the rest of it, whatever it looks like.
 * One statement of vLLM's code prints one kind of message: a line with the very prefix of a record that may hold client text, but
   with another kind of message, is a further line of that text.
 """
@@ -32,6 +34,8 @@ from parsers.lines import Line, Outer, later, packed, unpacked
 from parsers.records.prefix import Header, Stamp, find_glued, parse_header, split_repeated, split_tags, strip_ansi
 
 __all__ = [
+    "CUTS",
+    "CUT_SLACK",
     "OPENER",
     "Assembler",
     "Assemblers",
@@ -48,6 +52,10 @@ __all__ = [
     "read_records",
 ]
 
+CUTS = (8_192, 16_384, 49_152, 65_536, 262_118, 262_144)
+"""Bytes after which a carrier begins a new line: containerd's and Podman's, Docker's, journald's, Azure's, CloudWatch's two."""
+CUT_SLACK = 8
+"""A character that is cut in two is shorter or longer when it is read."""
 MAX_TAIL = 8
 MAX_HELD_LINES = 2_000
 MAX_HELD_CHARS = 1 << 21
@@ -176,7 +184,7 @@ class Assemblers(dict[PlaceKey, "Assembler"]):
         if found is None:
             found = self.waiting() or self.at(place)
         elif found.pending is None and not found.held.first and _is_blank(line):
-            found.first = False
+            found.first = found.cut = False
             return _BLANK
         self._may_wait[found] = None
         return found.feed(line)
@@ -243,6 +251,7 @@ class Assembler:
         self.saw_cr = False
         self.first = True
         self.held = _Held()
+        self.cut = False  # the line before may go on in the next one
         self.met = 0  # how many places were met with this one
         self._was_cut = False  # nothing that follows closes what is open
         self._passed_over = 0  # behind lines that were handed over
@@ -261,6 +270,11 @@ class Assembler:
         """Take a line; gives the records which are complete with it."""
         if self.waits:
             yield from self._hold(line)
+            return
+        cut, self.cut = self.cut, line.record is None and _was_cut(line.text)
+        if cut and line.record is None:
+            self._take_rest(line.text)
+            yield Record([RecordText(line.number, "")])
             return
         if line.record is not None:
             yield from self._of_a_formatter(line)
@@ -294,6 +308,14 @@ class Assembler:
     def pause(self) -> Iterator[Record]:
         """Nothing follows for now: a record is written at once, so that what is still open was cut."""
         yield from self.end()
+
+    def _take_rest(self, text: str) -> None:
+        """What follows a line that was cut is read by nobody; what looks like a record there is counted."""
+        if find_glued(strip_ansi(text), 0) >= 0:
+            if self.pending is None:
+                self._passed_over += 1
+            else:
+                self.pending.passed_over += 1
 
     def _of_a_formatter(self, line: Line) -> Iterator[Record]:
         record = _from_json(line)
@@ -417,6 +439,13 @@ class Assembler:
                 start = header.start if header is not None and mine else 0
                 pending.lines.append(RecordText(held.number, part[start:]))
         yield from self._flush()
+
+
+def _was_cut(text: str) -> bool:
+    if len(text) * 4 < CUTS[0]:
+        return False
+    size = len(text.encode("utf-8", "replace"))
+    return any(abs(size - limit) <= CUT_SLACK for limit in CUTS)
 
 
 def place_of(outer: Outer | None) -> PlaceKey:

@@ -20,7 +20,7 @@ from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.block_rows import BlockRows, Evidence
 from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts, KnownEnvelopes, joined_facts
 from parsers.reading.in_bulk.messages import Memory, messages_of
-from parsers.reading.in_bulk.templates import Structure, alike_in, mark_tails, mark_told_again, structure_of
+from parsers.reading.in_bulk.templates import Structure, alike_in, mark_cut, mark_tails, mark_told_again, structure_of
 from parsers.records.prefix import Header, parse_header, strip_ansi
 from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_open, is_told_again, place_of
 
@@ -102,7 +102,7 @@ class SourceInBulk:
     def _is_done(self, text: str, outer: Outer | None, *, header: bool) -> bool:
         """Whether no line from `text` on belongs to what has been read line by line."""
         pending = self.here.pending
-        if self.here.first or self.here.held:
+        if self.here.first or self.here.held or self.here.cut:
             return False
         if pending is None:
             return True
@@ -134,7 +134,7 @@ class SourceInBulk:
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
         complete = messages.request if facts is None else np.zeros_like(messages.request)
         mark_told_again(found, messages.event)
-        last = mark_tails(found, block, complete)
+        last = min(mark_tails(found, block, complete), mark_cut(found, block))
         stretch = BlockRows(self.reader, self.builder, number, block, found, messages, facts, self.take, self.memory)
         count = last if more and last else len(block)
         self._lines(stretch, count)
@@ -176,7 +176,7 @@ class SourceInBulk:
     def _may_begin(self, at: int, line: Line, found: Structure, ready: NDArray[np.int64]) -> bool:
         if found.bad[at]:
             return False
-        clean = self.here.pending is None and not self.here.held and not self.here.first
+        clean = self.here.pending is None and not (self.here.held or self.here.first or self.here.cut)
         if at == 0 and clean:
             return True
         place = np.searchsorted(ready, at)

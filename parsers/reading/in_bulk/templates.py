@@ -24,7 +24,7 @@ from parsers.reading.frames import Value
 from parsers.reading.in_bulk.block import STAMP_SIZE, Alphabet, Block, Mask, Rows, extracted, rows_of, stamps
 from parsers.records.dates import Stamps, packed_stamps
 from parsers.records.prefix import LEVELS, Header, find_glued, parse_header, split_tags, strip_ansi
-from parsers.records.record import MAX_TAIL, OPENER, Assembler
+from parsers.records.record import CUT_SLACK, CUTS, MAX_TAIL, OPENER, Assembler
 from parsers.records.servers import OF_A_START
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Structure",
     "alike_in",
     "is_odd",
+    "mark_cut",
     "mark_tails",
     "mark_told_again",
     "structure_of",
@@ -352,6 +353,7 @@ def _accesses(found: Alike, block: Block, todo: Rows, head: AccessHead) -> Rows:
     return todo[~found.reached[todo]]
 
 
+_NEAR_CUT = 4 * CUT_SLACK  # bytes; single lines are measured exactly
 # Without one of these a text holds no record's prefix.
 _LEVEL_WORDS = [f"{level} " for level in LEVELS]
 # Without one of these a line without prefix is no exception's last line, and none of another engine's.
@@ -526,6 +528,18 @@ def mark_told_again(found: Structure, read: Mask) -> None:
     same |= open_[before] & (codes[after] == 0)  # a line of several records: the first need not be what it begins with
     for first, last in zip(before[same].tolist(), after[same].tolist(), strict=True):
         found.bad[first : last + 1] = True
+
+
+def mark_cut(found: Structure, block: Block) -> int:
+    """Mark as bad the lines that a carrier may have cut, with the line after each; gives the last one where nothing follows it."""
+    sizes = block.ends - block.starts
+    rows = np.flatnonzero(sizes >= CUTS[0] - _NEAR_CUT)
+    if not len(rows):
+        return len(sizes)
+    rows = rows[np.abs(sizes[rows, None] - np.array(CUTS)).min(axis=1) <= _NEAR_CUT]
+    found.bad[rows] = True
+    found.bad[rows[rows + 1 < len(sizes)] + 1] = True
+    return int(rows[-1]) if len(rows) and rows[-1] + 1 == len(sizes) else len(sizes)
 
 
 def mark_tails(found: Structure, block: Block, complete: Mask) -> int:
