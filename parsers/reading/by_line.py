@@ -43,7 +43,7 @@ _EXCEPTION = later(
     r"(?:\[rank\d{1,4}\]: )?(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
 )
 MAX_ROWS = 4
-_PIECE = re.compile(r"Traceback \(most recent call last\)|\s+(?:File \"|raise )")
+_PIECE = later(r"Traceback \(most recent call last\)|\s+(?:File \"|raise )")
 # A traceback echoes the source: `raise ValueError("No available memory for the cache blocks. "`.
 _RAISE = later(r"(?m)^ {2,40}raise ([A-Za-z_]\w{0,60})\(")
 _LITERAL = later(r"[fr]{0,2}(?:\"([^\"\\\n]*)\"|'([^'\\\n]*)')")
