@@ -124,7 +124,7 @@ def replay_engine(log: EngineLog, effort: Effort) -> InferredReplay | None:
     Iteration lines tell nearly everything, so they decide where they explain the run; else requests and statistics are fitted.
     """
     found = None
-    if log.get("iteration") is not None:
+    if log.get("iteration") is not None and not log.facts.config.get("num_spec_tokens"):
         from logscope.inference.steps.reconstruct import reconstruct
 
         found = reconstruct(log.frames, log.facts, replace(effort, progress=None))

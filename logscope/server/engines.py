@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ import polars as pl
 
 from logscope.server.defaults import fill_defaults
 from logscope.server.kv_groups import layout_of
-from logscope.server.settings import Configuration, gather
+from logscope.server.settings import Acceptance, Configuration, acceptance_of, gather
 from logscope.server.unsupported import DECLINED, unsupported_features
 from parsers.families import FORMATS
 from reference_engine.model import ConfigError
-from reference_engine.model.config import SPEC_METHODS, EngineConfig, check_config
+from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.model.kv_group import KvGroup, group_record, groups_from_records, several_groups
 from reference_engine.v1.profile import version_key
 
@@ -71,6 +72,7 @@ class EngineFacts:
     unsupported: tuple[str, ...] = ()
     started_in_log: bool = False
     device: str | None = None
+    acceptance: Acceptance | None = None
 
     @property
     def declined(self) -> tuple[str, ...]:
@@ -154,6 +156,8 @@ def _facts(
         configuration.set("num_blocks", kv.num_blocks, "measured")
     if configuration.values.get("block_size") is None and kv.tokens is None:
         configuration.set("block_size", _block_size_of(rows, kv.num_blocks), "measured")
+    acceptance = acceptance_of(frames.get("stats")) if engine == "V1" else None
+    _note_acceptance(configuration, acceptance)
     fill_defaults(configuration, engine, version, device)
     kv = _in_groups(kv, configuration, rows, version) or _complete(kv, configuration)
     start, end = _span(frames)
@@ -172,7 +176,18 @@ def _facts(
         unsupported_features(configuration, frames),
         any(r["variant"].startswith(("init", "api_version", "version_model")) for r in rows),
         device,
+        acceptance,
     )
+
+
+def _note_acceptance(configuration: Configuration, acceptance: Acceptance | None) -> None:
+    """What the lines about drafts tell of the settings: accepted tokens a step, and how many drafts there are where the start does not say."""
+    if acceptance is None:
+        return
+    if configuration.values.get("num_spec_tokens") is None and acceptance.by_position:
+        configuration.set("num_spec_tokens", len(acceptance.by_position), "measured")
+    if configuration.basis.get("acceptance") != "given":
+        configuration.set("acceptance", round(acceptance.accepted, 4), "measured")
 
 
 def _block_size_of(rows: list[dict[str, Any]], blocks: int | None) -> int | None:
@@ -326,17 +341,21 @@ def _span(frames: Mapping[str, pl.DataFrame]) -> tuple[datetime | None, datetime
 
 
 def _drafts(facts: EngineFacts, value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Drafts for the reference engine, where the user gives them: a log tells how many there are, not which are accepted."""
-    drafts = value["num_spec_tokens"] or 0
-    given = "num_spec_tokens" in changes or facts.basis.get("num_spec_tokens") == "given"
-    if not drafts or not given or facts.engine == "V0":
+    """Drafts for the reference engine, where it is known how many are accepted."""
+    drafts, accepted = value["num_spec_tokens"] or 0, value["acceptance"]
+    if not drafts or facts.engine == "V0" or (accepted is None and "num_spec_tokens" not in changes):
         return {}
-    accepted = value["acceptance"] or 0.0
-    method = facts.more.get("spec_method")
+    now, seen = facts.config["num_spec_tokens"], facts.acceptance
+    if seen is not None and facts.basis.get("acceptance") == "measured" and "acceptance" not in changes:
+        if now and drafts != now:
+            accepted = seen.with_drafts(drafts, now)
+        if now:
+            # a drafter that often proposes nothing is taken as one that always proposes a few
+            drafts = max(1, round(drafts * min(1.0, seen.drafted / now)), math.ceil(accepted))
     return {
         "num_spec_tokens": drafts,
-        "spec_method": method if method in SPEC_METHODS else "ngram",
-        "acceptance": min(1.0, accepted / drafts),
+        "spec_method": facts.more.get("spec_method") or "ngram",
+        "acceptance": min(1.0, (accepted or 0.0) / drafts),
     }
 
 
@@ -347,7 +366,10 @@ def _groups(value: Mapping[str, Any]) -> tuple[KvGroup, ...] | None:
     groups = groups_from_records(value["kv_groups"])
     caching, length = value["enable_prefix_caching"], value["max_model_len"]
     found = []
+    drafts = value["num_spec_tokens"] or 0
     for group in groups:
+        if group.is_state and group.spec_blocks != drafts and value["num_spec_tokens"] is not None:
+            group = replace(group, spec_blocks=drafts)
         if group.is_state and caching is False and length:
             group = replace(group, mode="none", block_size=length, checkpoint=False)
         elif group.is_state and caching and group.mode == "none":

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import polars as pl
+
 from logscope.server.flags import ALIASES
 from reference_engine.model import ConfigError
 from reference_engine.model.kv_group import group_record, groups_from_records
 
-__all__ = ["SETTINGS", "Configuration", "SettingError", "gather", "parse_settings"]
+__all__ = ["SETTINGS", "Acceptance", "Configuration", "SettingError", "acceptance_of", "gather", "parse_settings"]
 
 SETTINGS: dict[str, type] = {
     "max_num_seqs": int,
@@ -93,6 +95,16 @@ _MORE = (
 _LONGEST_TEXT = 4096
 _DRAFTS = re.compile(r"num_spec(?:ulative)?_tokens['\"]?\s?[=:]\s?(\d{1,4})")
 _DRAFTER = re.compile(r"method['\"]?\s?[=:]\s?['\"](\w{1,40})['\"]")
+_DRAFT_MODEL = re.compile(r"model['\"]?\s?[=:]\s?['\"]")
+# What a drafter's name holds -> the method of the reference engine; heads (Medusa) and lookups hold no places for the next drafts.
+_METHODS = (
+    ("eagle3", "eagle3"),
+    ("eagle", "eagle"),
+    ("mtp", "mtp"),
+    ("dflash", "eagle"),
+    ("draft", "draft_model"),
+    ("", "ngram"),
+)
 
 _NUMBERS = frozenset(
     (
@@ -158,8 +170,108 @@ def _read_drafts(found: Configuration) -> None:
     if number is not None:
         found.set("num_spec_tokens", int(number[1]), "measured")
     method = _DRAFTER.search(text)
-    if method is not None:
-        found.more["spec_method"] = method[1]
+    said = method[1].lower() if method else "draft" if _DRAFT_MODEL.search(text) else ""
+    found.more["spec_method"] = next(name for part, name in _METHODS if part in said)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How drafts fared, per step of a request: `accepted` and `drafted` tokens on the mean, and `spread`, by which `accepted` may be off.
+
+    `by_position`: the part of each that came from the first draft, the second, … (empty where no line tells).
+    """
+
+    accepted: float
+    drafted: float
+    spread: float
+    by_position: tuple[float, ...] = ()
+
+    def with_drafts(self, drafts: int, now: int) -> float:
+        """Accepted tokens a step with another number of drafts than `now`: those of their positions, each further one like the last."""
+        parts = list(self.by_position)
+        if not parts:
+            # each draft has the same chance, given that those before it were accepted
+            chance = _chance(self.accepted, now)
+            parts = [chance ** (i + 1) for i in range(now)]
+        fall = parts[-1] / parts[-2] if len(parts) > 1 and parts[-2] > 0 else min(0.95, parts[-1])
+        while len(parts) < drafts:
+            parts.append(parts[-1] * min(fall, 0.95))
+        return sum(parts[:drafts])
+
+
+def _chance(accepted: float, drafts: int) -> float:
+    """The chance of each draft by which so many of a row are accepted on the mean."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle ** (i + 1) for i in range(drafts)) < accepted else (low, middle)
+    return low
+
+
+_ALWAYS = 0.93  # of a request's steps with drafts, from where on each has them (its first token has none)
+_FEW_DRAFTS = 20
+
+
+def acceptance_of(stats: pl.DataFrame | None) -> Acceptance | None:
+    """How drafts fared by `SpecDecoding metrics` lines; None without one that tells.
+
+    What a line calls acceptance is per verification. A drafter that looks text up (ngram) often proposes nothing: the tokens of the
+    statistics lines less those accepted are a request's steps, with drafts or without.
+    """
+    names = ("accepted_tokens", "drafted_tokens", "mean_acceptance_length", "per_position_acceptance", "generation_throughput")
+    if stats is None or any(name not in stats.columns for name in names[:3]):
+        return None
+    rows = stats.filter(pl.col("drafted_tokens") > 0).sort("order")
+    accepted, drafted = float(rows["accepted_tokens"].sum() or 0), float(rows["drafted_tokens"].sum() or 0)
+    if drafted < _FEW_DRAFTS or not 0 <= accepted <= drafted:
+        return None
+    lengths = rows.filter(pl.col("mean_acceptance_length") > 1)
+    verified = float((lengths["accepted_tokens"] / (lengths["mean_acceptance_length"] - 1)).sum() or 0.0)
+    verified *= accepted / max(float(lengths["accepted_tokens"].sum() or 0.0), 1.0)
+    parts = _positions(rows, verified)
+    if verified <= 0:
+        verified = drafted / max(1, len(parts))
+    steps = max(verified, _request_steps(stats, rows, accepted))
+    if verified >= _ALWAYS * steps:
+        steps = verified
+    each = accepted / steps
+    spread = math.sqrt(max(each, 0.05) / steps) + 0.01 * each
+    scale = accepted / sum(parts) / steps if parts and sum(parts) > 0 else 0.0
+    return Acceptance(each, drafted / steps, spread, tuple(part * scale for part in parts))
+
+
+def _positions(rows: pl.DataFrame, verified: float) -> list[float]:
+    """Accepted drafts by position, over all lines; those of a line without them are left out."""
+    if "per_position_acceptance" not in rows.columns:
+        return []
+    found: list[float] = []
+    for text, accepted in rows.select("per_position_acceptance", "accepted_tokens").iter_rows():
+        rates = [float(rate) for rate in _RATE.findall(str(text or ""))[:_MOST_POSITIONS]]
+        if not rates or sum(rates) <= 0:
+            continue
+        found += [0.0] * (len(rates) - len(found))
+        for i, rate in enumerate(rates):
+            found[i] += rate / sum(rates) * (accepted or 0)
+    return found
+
+
+def _request_steps(stats: pl.DataFrame, rows: pl.DataFrame, accepted: float) -> float:
+    """Steps of requests in the intervals of lines about drafts: the tokens that came less those accepted."""
+    if "generation_throughput" not in stats.columns or "running" not in stats.columns:
+        return 0.0
+    told = stats.filter(pl.col("running").is_not_null() & pl.col("at").is_not_null()).sort("order")
+    if told.height < 2:
+        return 0.0
+    gaps = told["at"].diff().dt.total_microseconds() / 1e6
+    usual = float(gaps.filter(gaps > 0.5).median() or 10.0)
+    seconds = gaps.fill_null(usual).clip(0.0, 1.5 * usual)
+    near = told.with_columns(tokens=told["generation_throughput"].cast(pl.Float64) * seconds).select("order", "tokens")
+    beside = rows.select("order").join_asof(near, on="order", strategy="nearest")
+    return float(beside["tokens"].sum() or 0.0) - accepted
+
+
+_RATE = re.compile(r"\d?\.\d{1,6}")
+_MOST_POSITIONS = 64
 
 
 def _flat(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

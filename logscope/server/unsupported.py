@@ -100,6 +100,12 @@ def _groups_are_known(configuration: Configuration) -> bool:
     return bool(configuration.values.get("kv_groups") and configuration.values.get("num_blocks"))
 
 
+def _drafts_are_known(configuration: Configuration, variants: Set[str]) -> bool:
+    """Whether it is known how many drafts there are and how many are accepted, so that the replay models them (not V0's)."""
+    values = configuration.values
+    return bool(values.get("num_spec_tokens")) and values.get("acceptance") is not None and "v0_specdecode" not in variants
+
+
 def _layers(more: Mapping[str, Any], variants: Set[str]) -> str | None:
     architecture = str(more.get("architecture") or "")
     if "mamba_block" in variants or "attention_free" in variants or architecture.startswith(_STATE):
@@ -140,7 +146,7 @@ def _scheduling(
     configuration: Configuration, frames: Mapping[str, pl.DataFrame], variants: frozenset[str]
 ) -> Iterable[str]:
     more, requests = configuration.more, frames.get("request")
-    if _speculates(more, variants):
+    if _speculates(more, variants) and not _drafts_are_known(configuration, variants):
         yield SPECULATIVE
     if more.get("enable_lora") is True or _requests(requests, pl.col("lora_request").is_not_null()):
         yield "LoRA limits"

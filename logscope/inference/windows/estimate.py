@@ -104,7 +104,8 @@ def infer(
     # a token takes room in each group
     kv_tokens = config.num_blocks * config.block_size // len(config.kv_groups or (None,))
     on_cpu = _on_cpu(facts)
-    cost = first_guess(seen, kv_tokens, on_cpu)
+    drafts = rules.drafts, rules.step_tokens
+    cost = first_guess(seen, kv_tokens, on_cpu, drafts)
     plans = _plans(seen, lengths.latent_outputs)
     trials = [replace(plans[0], family=family) for family in lengths.families]
     whole = len(trials) * _lives(plans[0]) + _AT_LEAST * _lives(plans[1]) + _REPLAYS * len(seen.windows)
@@ -118,7 +119,7 @@ def infer(
         lived += _lives(plans[0])
         effort.report(lived / whole)
     found = _likeliest(tried, balance is not None)
-    cost = refit(found, seen, kv_tokens, cost, on_cpu)
+    cost = refit(found, seen, kv_tokens, cost, on_cpu, drafts)
     lengths = after_a_pass(lengths, _own_prompts(found), [p.shape for p in found])
     others = _Pass(seen, rules, lengths, cost, share, effort.seed)
     passes = list(enumerate(plans))[1:]

@@ -26,24 +26,27 @@ _ON_CPU = ((1, 0, np.log(1 / 28), 0.4), *_RATIOS[1:3], (4, 1, np.log(2e-4), 1.0)
 # A lone request of the models that people serve gets a token every 5 to 30 ms (log of the seconds, spread of that log):
 # little, but more than a nearly idle server's lines say.
 _ALONE = (np.log(0.012), 0.7)
+_NO_DRAFTS = (0, 1.0)
 _NOISE = 0.08  # relative, of a window's time about the model
 
 
-def first_guess(seen: Observations, kv_tokens: int, on_cpu: bool = False) -> CostFit:
-    """Costs from the windows alone. `kv_tokens`: capacity of the cache in tokens; `on_cpu`: no GPU serves.
+def first_guess(
+    seen: Observations, kv_tokens: int, on_cpu: bool = False, drafts: tuple[int, float] = _NO_DRAFTS
+) -> CostFit:
+    """Costs from the windows alone. `kv_tokens`: capacity of the cache in tokens; `on_cpu`: no GPU serves; `drafts`: those of a step, and tokens that a request gets in it.
 
     What runs on average times a window's seconds is the time that requests spend in steps: as many steps as tokens were
     generated, each as long as the batch makes it. A window that begins and ends with a queue tells that well, an idle
     one hardly.
     """
-    rows, times, spreads = _concurrency(seen, kv_tokens, with_steady=True)
+    rows, times, spreads = _concurrency(seen, kv_tokens, drafts, with_steady=True)
     if not rows:
         rows, times, spreads = [[1.0, 0.0, 1.0, 0.0, 0.0]], [0.02], [0.04]
     return _fit(np.array(rows), np.array(times), np.array(spreads), on_cpu)
 
 
 def _concurrency(
-    seen: Observations, kv_tokens: int, with_steady: bool
+    seen: Observations, kv_tokens: int, drafts: tuple[int, float], with_steady: bool
 ) -> tuple[list[list[float]], list[float], list[float]]:
     """Rows of work, request-seconds and their spreads, one a window; steady ones (a queue at both ends) if asked for."""
     rows, times, spreads = [], [], []
@@ -59,7 +62,8 @@ def _concurrency(
         steady = waiting > 0 and window.waiting > 0
         if generated > 0 and (with_steady or not steady):
             length = min(prompt / max(1.0, generated / 100.0), 4000.0)
-            rows.append([generated, prompt * crowd, generated * crowd, generated * filled, prompt * crowd * length])
+            steps, prefill = generated / drafts[1], prompt + drafts[0] * generated / drafts[1]
+            rows.append([steps, prefill * crowd, steps * crowd, steps * filled, prompt * crowd * length])
             times.append(seconds * mean)
             expected = max(generated * each / seconds, 0.2)
             blur = 0.05 * mean if steady else np.sqrt(expected / 2)
@@ -69,14 +73,19 @@ def _concurrency(
 
 
 def refit(
-    particles: Sequence[Particle], seen: Observations, kv_tokens: int, before: CostFit, on_cpu: bool = False
+    particles: Sequence[Particle],
+    seen: Observations,
+    kv_tokens: int,
+    before: CostFit,
+    on_cpu: bool = False,
+    drafts: tuple[int, float] = _NO_DRAFTS,
 ) -> CostFit:
     """Costs from the work which the particles' engines did: in each window, busy time against steps and tokens.
 
     A window counts as far as its line tells the speed; the mean concurrency speaks for those that are partly idle.
     """
     histories = [p.past() for p in particles]
-    rows, times, spreads = _concurrency(seen, kv_tokens, with_steady=False)
+    rows, times, spreads = _concurrency(seen, kv_tokens, drafts, with_steady=False)
     for k, window in enumerate(seen.windows):
         nodes = [h[k] for h in histories if k < len(h)]
         busy = float(np.mean([n.busy for n in nodes]))
