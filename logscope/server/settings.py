@@ -218,8 +218,8 @@ def acceptance_of(stats: pl.DataFrame | None) -> Acceptance | None:
     What a line calls acceptance is per verification. A drafter that looks text up (ngram) often proposes nothing: the tokens of the
     statistics lines less those accepted are a request's steps, with drafts or without.
     """
-    names = ("accepted_tokens", "drafted_tokens", "mean_acceptance_length", "per_position_acceptance", "generation_throughput")
-    if stats is None or any(name not in stats.columns for name in names[:3]):
+    names = ("accepted_tokens", "drafted_tokens", "mean_acceptance_length")
+    if stats is None or any(name not in stats.columns for name in names):
         return None
     rows = stats.filter(pl.col("drafted_tokens") > 0).sort("order")
     accepted, drafted = float(rows["accepted_tokens"].sum() or 0), float(rows["drafted_tokens"].sum() or 0)
@@ -228,7 +228,7 @@ def acceptance_of(stats: pl.DataFrame | None) -> Acceptance | None:
     lengths = rows.filter(pl.col("mean_acceptance_length") > 1)
     verified = float((lengths["accepted_tokens"] / (lengths["mean_acceptance_length"] - 1)).sum() or 0.0)
     verified *= accepted / max(float(lengths["accepted_tokens"].sum() or 0.0), 1.0)
-    parts = _positions(rows, verified)
+    parts = _positions(rows)
     if verified <= 0:
         verified = drafted / max(1, len(parts))
     steps = max(verified, _request_steps(stats, rows, accepted))
@@ -240,14 +240,15 @@ def acceptance_of(stats: pl.DataFrame | None) -> Acceptance | None:
     return Acceptance(each, drafted / steps, spread, tuple(part * scale for part in parts))
 
 
-def _positions(rows: pl.DataFrame, verified: float) -> list[float]:
-    """Accepted drafts by position, over all lines; those of a line without them are left out."""
-    if "per_position_acceptance" not in rows.columns:
+def _positions(rows: pl.DataFrame) -> list[float]:
+    """Accepted drafts by position, over all lines that tell."""
+    if "extra" not in rows.columns:
         return []
     found: list[float] = []
-    for text, accepted in rows.select("per_position_acceptance", "accepted_tokens").iter_rows():
-        rates = [float(rate) for rate in _RATE.findall(str(text or ""))[:_MOST_POSITIONS]]
-        if not rates or sum(rates) <= 0:
+    for text, accepted in rows.select("extra", "accepted_tokens").iter_rows():
+        told = _POSITIONS.search(str(text or "")[:_LONGEST_TEXT])
+        rates = [float(rate) for rate in _RATE.findall(told[1])[:_MOST_POSITIONS]] if told else []
+        if sum(rates) <= 0:
             continue
         found += [0.0] * (len(rates) - len(found))
         for i, rate in enumerate(rates):
@@ -270,6 +271,7 @@ def _request_steps(stats: pl.DataFrame, rows: pl.DataFrame, accepted: float) -> 
     return float(beside["tokens"].sum() or 0.0) - accepted
 
 
+_POSITIONS = re.compile(r'"per_position_acceptance":\s?"?\[?([\d., ]{3,1024})')
 _RATE = re.compile(r"\d?\.\d{1,6}")
 _MOST_POSITIONS = 64
 

@@ -103,7 +103,9 @@ def _groups_are_known(configuration: Configuration) -> bool:
 def _drafts_are_known(configuration: Configuration, variants: Set[str]) -> bool:
     """Whether it is known how many drafts there are and how many are accepted, so that the replay models them (not V0's)."""
     values = configuration.values
-    return bool(values.get("num_spec_tokens")) and values.get("acceptance") is not None and "v0_specdecode" not in variants
+    return (
+        bool(values.get("num_spec_tokens")) and values.get("acceptance") is not None and "v0_specdecode" not in variants
+    )
 
 
 def _layers(more: Mapping[str, Any], variants: Set[str]) -> str | None:

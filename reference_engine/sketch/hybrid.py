@@ -283,6 +283,7 @@ class HybridSketch(SketchReplay):
         return need <= free
 
     def _start(self, request: SketchRequest, hit: int, end: int) -> None:
+        self.note_resumption(request)
         if request.group >= 0:
             self.groups.setdefault(request.group, [0])
         request.num_computed_tokens = hit

@@ -16,7 +16,7 @@ class SketchScheduler:
 
     Decoding requests form a batch, counted in `counts`, which moves on without touching them: by one `decode_step` a
     step, with drafts by as many as the tokens that each gets. `singles` are the others, the tail of `running`; `groups`
-    counts who uses each shared head; `given`: the share of a prompt that the cache has kept of its talk so far. `now` is the clock of its owner.
+    counts who uses each shared head; `resumed` counts requests with output that ran again, `resuming_steps` the steps in which some did; `given`: the share of a prompt that the cache has kept of its talk so far. `now` is the clock of its owner.
     """
 
     def __init__(self, rules: SketchRules) -> None:
@@ -35,9 +35,19 @@ class SketchScheduler:
         self.preemptions = 0
         self.recomputed = 0
         self.preempted_at: list[float] = []
+        self.resumed = self.resuming_steps = 0
         self.given = 0.0
         self._token_budget = 0
         self._carry = 0.0
+        self._resuming_at = -1.0
+
+    def note_resumption(self, request: SketchRequest) -> None:
+        """Count a request that runs again after it was preempted, and the step in which it does."""
+        if request.preemptions and request.output:
+            self.resumed += 1
+            if self.now != self._resuming_at:
+                self.resuming_steps += 1
+                self._resuming_at = self.now
 
     def join(self, request: SketchRequest) -> None:
         """Let a request that has caught up join the decoding batch."""
@@ -289,6 +299,7 @@ class SketchScheduler:
 
     def _start(self, request: SketchRequest, hit: int, end: int) -> None:
         size = self.rules.block_size
+        self.note_resumption(request)
         if request.group >= 0:
             group = self.groups.setdefault(request.group, [0])
             if group[0] == 0:

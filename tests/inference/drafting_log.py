@@ -62,7 +62,12 @@ def drafting_requests(
             proposed.append(draw.choice((0, 0, drafts, draw.randint(1, drafts))) if ngram else drafts)
         made.append(
             Request(
-                f"{i:04d}", prompt, output, arrival_s=now, accept=tuple(accepted), drafts=tuple(proposed) if ngram else ()
+                f"{i:04d}",
+                prompt,
+                output,
+                arrival_s=now,
+                accept=tuple(accepted),
+                drafts=tuple(proposed) if ngram else (),
             )
         )
         now += draw.expovariate(rate)
@@ -116,11 +121,11 @@ def _setup(config: EngineConfig, architecture: str) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def _counts(step: Step, outputs: Counter[str], second_runner: bool) -> tuple[int, int, int, int]:
+def _counts(step: Step, sampled: set[str], second_runner: bool) -> tuple[int, int, int, int]:
     """Context requests and tokens, generation requests and tokens, as the model runners tell them apart."""
     c = ct = g = gt = 0
     for name, tokens in step.scheduled.items():
-        if name in step.new or not outputs[str(name)] or (second_runner and name in step.resumed):
+        if name in step.new or str(name) not in sampled or (second_runner and name in step.resumed):
             c, ct = c + 1, ct + tokens
         else:
             g, gt = g + 1, gt + tokens
@@ -150,6 +155,7 @@ def write_log(
         )
         lines.plain(request.arrival_s, 'INFO:     127.0.0.1:34416 - "POST /v1/completions HTTP/1.1" 200 OK')
     outputs: Counter[str] = Counter()
+    sampled: set[str] = set()  # requests that have a token, or will have it with the step under way
     reached: Counter[str] = Counter()
     flight: deque[tuple[int, Step, tuple[int, int, int, int]]] = deque()
     deep = 2 if config.async_scheduling else 1
@@ -168,7 +174,8 @@ def write_log(
             for name, (start, end) in step.spans.items():
                 truth.recomputed += max(0, min(end, reached[str(name)]) - start)
                 reached[str(name)] = max(end - step.drafts.get(name, 0), reached[str(name)])
-            flight.append((number, step, _counts(step, outputs, second_runner)))
+            flight.append((number, step, _counts(step, sampled, second_runner)))
+            sampled |= {str(name) for name in step.sampled}
             number += 1
             if len(flight) < deep:
                 continue

@@ -1,6 +1,9 @@
 """What a log says of each engine step, as arrays in the order of the log.
 
 What is known of each request after the steps were followed: its spans of steps, evictions, end.
+
+With drafts a step gives a request an unknown number of tokens, so nobody can be followed: `recomputations` finds the marks that hold
+there too, and `cost_of_steps` what a step costs.
 """
 
 from __future__ import annotations
@@ -10,9 +13,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from logscope.inference.steps.clock import Floats, Ints, end_times, step_seconds
+from logscope.inference.steps.clock import Floats, Ints, calibrate, end_times, step_seconds
+from reference_engine.cost.step_time import CostFit
 
-__all__ = ["History", "Rules", "Span", "Steps", "Track", "read_steps", "seconds_of"]
+__all__ = [
+    "History",
+    "Recomputations",
+    "Rules",
+    "Span",
+    "Steps",
+    "Track",
+    "cost_of_steps",
+    "prompts_begun",
+    "read_steps",
+    "recomputations",
+    "seconds_of",
+]
 _MOST_REQUESTS = 1 << 16  # in one step
 _MOST_TOKENS = 1 << 26
 
@@ -145,6 +161,105 @@ def _forward_filled(seconds: Floats) -> Floats:
         return np.nan_to_num(seconds)
     index = np.maximum.accumulate(np.where(known, np.arange(len(seconds)), -1))
     return seconds[np.where(index < 0, int(np.argmax(known)), index)]
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputations:
+    """Marks of recomputation in a drafting server's steps.
+
+    `ends`: when each step ended that recomputed (seconds since 1970, the log's clock), `least`: requests that resumed in them at the
+    least, `tokens`: what they computed again; `started`: prompts that were begun, those of requests that were sent again included;
+    `steps`: how many there are.
+    """
+
+    ends: tuple[float, ...]
+    least: int
+    tokens: int
+    started: int
+    steps: int
+
+
+_AROUND = 30  # steps on each side that tell how many tokens a decoding request usually has
+_SPREADS = 4.0  # by which the tokens of a step must exceed that
+
+
+def recomputations(steps: Steps, drafts: int, budget: int) -> Recomputations:
+    """Find the steps in which requests computed lost tokens again.
+
+    Decoding requests have 1 to 1 + `drafts` tokens each, a resumed one its whole sequence: what exceeds the usual of the steps around
+    is recomputation. One that `budget` cuts goes on in the next step.
+    """
+    requests, tokens = steps.generation, steps.generation_tokens
+    ratio = np.where((requests > 0) & (tokens <= (1 + drafts) * requests), tokens / np.maximum(requests, 1), np.nan)
+    usual = _usual(ratio, 1.0 + drafts)
+    spread = np.sqrt(np.maximum(usual - 1.0, 0.0) * np.maximum(1.0 + drafts - usual, 0.0)) + 0.05
+    beyond = tokens - usual * requests
+    # not all of `requests` decode: the resumed one's usual tokens are recomputation too
+    marked = beyond > _SPREADS * spread * np.sqrt(np.maximum(requests, 1)) + drafts + 2
+    cut = steps.tokens >= budget - drafts
+    goes_on = np.zeros(len(steps), dtype=np.bool_)
+    goes_on[1:] = marked[:-1] & cut[:-1] & marked[1:]
+    opened = np.zeros(len(steps), dtype=np.int64)
+    opened[1:] = (cut & (steps.context > 0))[:-1]
+    # more decode than before, and the prompts that ended do not explain it
+    rise = np.zeros(len(steps), dtype=np.int64)
+    rise[1:] = requests[1:] - requests[:-1] - steps.context[:-1] + opened[1:]
+    here = marked & ~goes_on
+    least = int(np.maximum(rise[here], 1).sum())
+    started = int(np.maximum(steps.context - opened, 0).sum())
+    again = int((beyond + usual)[marked].sum()) if marked.any() else 0
+    return Recomputations(tuple(steps.end[here].tolist()), least, again, started, len(steps))
+
+
+def prompts_begun(steps: Steps, budget: int, drafts: int) -> list[tuple[int, int]]:
+    """(requests, their prompt tokens) of prompts that were computed together, in the order in which they began."""
+    found: list[tuple[int, int]] = []
+    goes_on = False
+    figures = zip(steps.context.tolist(), steps.context_tokens.tolist(), steps.tokens.tolist(), strict=True)
+    for requests, tokens, everything in figures:
+        if not requests:
+            goes_on = False
+            continue
+        if goes_on:
+            many, sum_so_far = found[-1]
+            found[-1] = (many + requests - 1, sum_so_far + tokens)
+        else:
+            found.append((requests, tokens))
+        goes_on = everything >= budget - drafts
+    return found
+
+
+def _usual(ratio: Floats, otherwise: float) -> Floats:
+    """The median of the steps around each; `otherwise` where none tells."""
+    padded = np.pad(ratio, _AROUND, constant_values=np.nan)
+    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * _AROUND + 1)
+    known = ~np.isnan(around).all(axis=1)
+    found = np.full(len(ratio), otherwise)
+    if known.any():
+        found[known] = np.nanmedian(around[known], axis=1)
+    return found
+
+
+_ENOUGH_TO_CALIBRATE = 100
+_SURE = 0.03  # spread (log) of costs that single steps tell
+
+
+def cost_of_steps(steps: Steps, kv_tokens: Floats) -> CostFit | None:
+    """What a step costs, by the steps themselves; None where they are too few. `kv_tokens`: context of all requests in each."""
+    busy = (steps.generation > 0) & np.isfinite(kv_tokens) & (steps.lost == 0)
+    if int(busy.sum()) < _ENOUGH_TO_CALIBRATE:
+        return None
+    gaps = np.diff(steps.end, prepend=steps.end[:1]) - steps.elapsed
+    between = float(np.clip(np.median(gaps[busy]), 0.0, np.median(steps.elapsed[busy])))
+    decodes = np.where(steps.generation_tokens > 0, steps.generation, 0)
+    prefill = steps.tokens - decodes
+    whole = busy | (steps.context > 0)
+    whole &= np.isfinite(kv_tokens)
+    found = calibrate(
+        steps.elapsed[whole], prefill[whole].astype(float), decodes[whole].astype(float), kv_tokens[whole], between
+    )
+    logs = np.log(np.maximum(found.model.coefficients, 1e-12))
+    return CostFit(logs, np.eye(5) * _SURE**2, found.error, float(whole.sum()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,17 @@ from logscope.inference.prediction import (
     summarise_replays,
 )
 from logscope.inference.result import CoveredSpan, Effort, InferredReplay
+from logscope.inference.steps.observed import Steps, cost_of_steps, prompts_begun, read_steps, recomputations
 from logscope.inference.windows.balance import balance_of, with_candidates
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
-from logscope.inference.windows.observations import Observations, observe, with_talks
+from logscope.inference.windows.observations import Observations, observe, with_marks, with_prompts, with_talks
 from logscope.inference.windows.particles import Carried, Particle, Plan, WindowFit, carried, unpacked
 from logscope.inference.windows.portion import with_inherited, worst_span
-from logscope.inference.windows.posterior import count_preemptions, fit_of, latencies, pressure_of
+from logscope.inference.windows.posterior import count_preemptions, counted_by_marks, fit_of, latencies, pressure_of
 from logscope.inference.windows.step_time_fit import first_guess, refit
 from logscope.server.engines import EngineFacts, engine_config
-from reference_engine.cost.step_time import CostFit, LinearStepTime
+from reference_engine.cost.step_time import CostFit, Floats, LinearStepTime
 from reference_engine.model.config import EngineConfig
 from reference_engine.model.request import Request
 from reference_engine.replay.results import ReplayResult
@@ -85,6 +86,16 @@ def infer(
     rules = SketchRules.of(config)
     seen = with_talks(seen, rules.credits_hits) if config.enable_prefix_caching and not rules.v0 else seen
     rules = replace(rules, credits_hits=rules.credits_hits or seen.talks)
+    steps = _steps_with_drafts(frames, config)
+    marks = (
+        recomputations(steps, int(facts.config["num_spec_tokens"] or rules.drafts), rules.token_budget)
+        if steps is not None
+        else None
+    )
+    if steps is not None and marks is not None:
+        seen = with_marks(seen, marks.ends)
+        if not config.enable_prefix_caching and engines == 1:
+            seen = with_prompts(seen, prompts_begun(steps, rules.token_budget, rules.drafts))
     balance = balance_of(seen, rules) if seen.level == "bare" else None
     if balance is not None and sum(balance.came) > _MOST_IN_ALL:
         return None
@@ -105,7 +116,8 @@ def infer(
     kv_tokens = config.num_blocks * config.block_size // len(config.kv_groups or (None,))
     on_cpu = _on_cpu(facts)
     drafts = rules.drafts, rules.step_tokens
-    cost = first_guess(seen, kv_tokens, on_cpu, drafts)
+    measured = cost_of_steps(steps, _context(steps, rules)) if steps is not None else None
+    cost = measured or first_guess(seen, kv_tokens, on_cpu, drafts)
     plans = _plans(seen, lengths.latent_outputs)
     trials = [replace(plans[0], family=family) for family in lengths.families]
     whole = len(trials) * _lives(plans[0]) + _AT_LEAST * _lives(plans[1]) + _REPLAYS * len(seen.windows)
@@ -119,7 +131,7 @@ def infer(
         lived += _lives(plans[0])
         effort.report(lived / whole)
     found = _likeliest(tried, balance is not None)
-    cost = refit(found, seen, kv_tokens, cost, on_cpu, drafts)
+    cost = measured or refit(found, seen, kv_tokens, cost, on_cpu, drafts)
     lengths = after_a_pass(lengths, _own_prompts(found), [p.shape for p in found])
     others = _Pass(seen, rules, lengths, cost, share, effort.seed)
     passes = list(enumerate(plans))[1:]
@@ -146,6 +158,8 @@ def infer(
     effort.report(1.0)
     ledger = ledger_of_replays(replays)
     counts = count_preemptions(seen, particles, _WIDEST[seen.level], covered)
+    if marks is not None and covered >= _ALL:
+        counts = counted_by_marks(seen, particles, marks, counts)
     pooled = seen.level in _POOLED
     return InferredReplay(
         origin=seen.epoch,
@@ -164,6 +178,25 @@ def infer(
         seed=effort.seed,
         span=CoveredSpan(seen.time(seen.windows[0].start), seen.time(seen.windows[-1].end), len(seen.windows)),
     )
+
+
+_ALL = 0.999
+
+
+def _steps_with_drafts(frames: Mapping[str, pl.DataFrame], config: EngineConfig) -> Steps | None:
+    """A drafting server's steps, where iteration lines show them."""
+    frame = frames.get("iteration")
+    if frame is None or not config.num_spec_tokens:
+        return None
+    steps = read_steps(frame, config.num_blocks - 1)
+    return steps if len(steps) >= 2 else None
+
+
+def _context(steps: Steps, rules: SketchRules) -> Floats:
+    """Tokens in the cache of all that run in each step; unknown where the lines do not show KV usage."""
+    crowd = np.maximum(steps.requests, 1)
+    each = np.array([rules.mean_tokens(blocks) for blocks in (steps.used / crowd).tolist()])
+    return np.maximum(each, 1.0) * crowd
 
 
 def _samples(

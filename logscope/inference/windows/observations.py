@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from logscope.evidence.pressure import interval_hits
 from logscope.inference.windows.log_clock import LogClock, Mark
 from parsers.families.http import endpoint
 
-__all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe", "with_talks"]
+__all__ = ["ENDPOINTS", "Arrival", "Observations", "Window", "observe", "with_marks", "with_prompts", "with_talks"]
 
 Row = dict[str, Any]
 
@@ -37,7 +38,7 @@ class Window:
     """The time between two statistics lines. Times in seconds, `kv_usage` 0..1, None where the line lacks a figure.
 
     `prompt_tokens` and `generated_tokens` are the line's throughputs times its interval; the gauges stand for the
-    last step that ended before `end`. `given`: the share of the prompts' tokens that came from the prefix cache, where each talk
+    last step that ended before `end`. `recomputing`: steps in which requests resumed, where iteration lines show them. `given`: the share of the prompts' tokens that came from the prefix cache, where each talk
     has its own there (`with_talks`); `prompt_tokens` then holds them.
     """
 
@@ -51,6 +52,7 @@ class Window:
     hit_rate: float | None = None
     line: int = 0
     given: float = 0.0
+    recomputing: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,35 @@ def with_talks(seen: Observations, counts_hits: bool) -> Observations:
         replace(w, prompt_tokens=found[w.end][0], given=found[w.end][1]) if w.end in found else w for w in seen.windows
     )
     return replace(seen, windows=windows, talks=True)
+
+
+def with_marks(seen: Observations, ends: Sequence[float]) -> Observations:
+    """Note in each window how many steps recomputed; `ends`: theirs, in seconds since 1970 on the log's clock."""
+    epoch = seen.epoch.replace(tzinfo=timezone.utc).timestamp()
+    at = np.sort(np.asarray(ends, dtype=np.float64) - epoch)
+    edges = np.searchsorted(at, [w.end for w in seen.windows], side="right")
+    counts = np.diff(edges, prepend=0)
+    windows = tuple(replace(w, recomputing=int(n)) for w, n in zip(seen.windows, counts, strict=True))
+    return replace(seen, windows=windows)
+
+
+_TOGETHER = 6  # prompts of which only the sum is known: more of them are no longer taken as equally long
+_SENT_AGAIN = 0.1  # of the arrivals: so many more prompts begun leave open who began which
+
+
+def with_prompts(seen: Observations, begun: Sequence[tuple[int, int]]) -> Observations:
+    """Note the prompts' lengths as steps show them: (requests, their tokens) in the order in which they began, that of arrival."""
+    many = sum(requests for requests, _tokens in begun)
+    if not seen.arrivals or not 0.5 * len(seen.arrivals) <= many <= (1 + _SENT_AGAIN) * len(seen.arrivals):
+        return seen
+    arrivals = list(seen.arrivals)
+    place = 0
+    for requests, tokens in begun:
+        if requests <= _TOGETHER and tokens >= requests:
+            for i in range(place, min(place + requests, len(arrivals))):
+                arrivals[i] = replace(arrivals[i], prompt_tokens=arrivals[i].prompt_tokens or round(tokens / requests))
+        place += requests
+    return replace(seen, arrivals=tuple(arrivals))
 
 
 def _last_stamp(frames: Mapping[str, pl.DataFrame], clock: LogClock) -> float:

@@ -172,6 +172,10 @@ def log_likelihood(window: Window, engine: SketchReplay, generated: float, credi
     if window.prompt_tokens is not None:
         spread = 15.0 + 0.03 * window.prompt_tokens
         total += _square(credited - window.prompt_tokens, spread)
+    if window.recomputing is not None:
+        # several may resume in one step, and who was evicted in this window may resume in the next
+        told = len(engine.preempted_at)
+        total += _square(told - 1.25 * window.recomputing, 1.0 + 0.6 * math.sqrt(told) + 0.1 * told)
     return -total / 2
 
 

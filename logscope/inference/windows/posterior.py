@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from logscope.evidence.preemptions import Stretch
 from logscope.evidence.pressure import NEARLY_FULL_PCT, pressure_of_count
 from logscope.inference.prediction import Replayed, gap_percentiles, percentiles_of_many
 from logscope.inference.result import PreemptionCount
+from logscope.inference.steps.observed import Recomputations
 from logscope.inference.windows.observations import Observations
 from logscope.inference.windows.particles import Particle, WindowFit
 from reference_engine.sketch.request import SketchRequest
 
-__all__ = ["count_preemptions", "fit_of", "latencies", "pressure_of"]
+__all__ = ["count_preemptions", "counted_by_marks", "fit_of", "latencies", "pressure_of"]
 
 # Two real runs of one workload had 63 and 56 preemptions: a tenth of the mean apart, on a machine that did nothing else. Where arrivals and
 # lengths are made up from bare statistics, what all particles suppose in common may be off by a fifth besides.
@@ -81,6 +82,52 @@ def count_preemptions(
     )
 
 
+_APART = 0.08  # relative: how far requests in one step may be off that no line tells apart
+
+
+def counted_by_marks(
+    seen: Observations, particles: Sequence[Particle], marks: Recomputations, found: PreemptionCount
+) -> PreemptionCount:
+    """The count by what single steps show: marks of recomputation, times how many resume in one step.
+
+    Requests that were evicted before their first token are sent again as new ones: prompts begun beyond those that came.
+
+    Args:
+        seen: the windows and arrivals.
+        particles: equally likely ones; they tell how many resume together.
+        marks: what the steps show.
+        found: the count without them; it stays where the steps show nothing and nobody is supposed to have resumed.
+    """
+    steps = sum(p.engine.resuming_steps for p in particles)
+    resumed = sum(p.engine.resumed for p in particles)
+    evicted = sum(p.engine.preemptions for p in particles)
+    many = len(marks.ends)
+    again = max(marks.least, many * (resumed / steps if steps else 1.1))
+    if seen.level == "bare":
+        first = again * (evicted / resumed - 1.0) if resumed else 0.0
+        beyond = (0.0, min(max(first, 0.0), again), 2.0 * max(first, 0.0) + 2.0)
+    else:
+        # arrivals that were still waiting at the log's end have begun no prompt
+        exact = max(0.0, marks.started - len(seen.arrivals) + seen.windows[-1].waiting)
+        beyond = (0.5 * exact, exact, exact + 1.0)
+    value = again + beyond[1]
+    margin = _Z * math.hypot(_APART * again, 0.5 * math.sqrt(max(0.0, again - many)))
+    low = max(marks.least, again - margin) + beyond[0]
+    high = again + margin + beyond[2]
+    bins: dict[int, float] = {}
+    epoch = seen.epoch.replace(tzinfo=timezone.utc).timestamp()
+    for at in marks.ends:
+        key = int((at - epoch) // _BIN_S)
+        bins[key] = bins.get(key, 0.0) + value / many
+    return PreemptionCount(
+        float(math.floor(low)),
+        float(round(value)),
+        float(math.ceil(high)),
+        float(marks.tokens) if many else found.recomputed_tokens,
+        _stretches(seen, bins) if many else found.timeline,
+    )
+
+
 def _timeline(seen: Observations, particles: Sequence[Particle]) -> tuple[Stretch, ...]:
     """Mean preemptions in bins of a few seconds, where there are any."""
     bins: dict[int, float] = {}
@@ -90,6 +137,11 @@ def _timeline(seen: Observations, particles: Sequence[Particle]) -> tuple[Stretc
             for at in node.preempted_at:
                 key = int(at // _BIN_S)
                 bins[key] = bins.get(key, 0.0) + share
+    return _stretches(seen, bins)
+
+
+def _stretches(seen: Observations, bins: Mapping[int, float]) -> tuple[Stretch, ...]:
+    """Bins of `_BIN_S` seconds since the first as times of the log."""
     return tuple(
         Stretch(seen.epoch + timedelta(seconds=key * _BIN_S), seen.epoch + timedelta(seconds=(key + 1) * _BIN_S), value)
         for key, value in sorted(bins.items())
