@@ -8,6 +8,7 @@ there too, and `cost_of_steps` what a step costs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -211,22 +212,25 @@ def recomputations(steps: Steps, drafts: int, budget: int) -> Recomputations:
     return Recomputations(tuple(steps.end[here].tolist()), least, again, started, len(steps))
 
 
-def prompts_begun(steps: Steps, budget: int, drafts: int) -> list[tuple[int, int]]:
-    """(requests, their prompt tokens) of prompts that were computed together, in the order in which they began."""
-    found: list[tuple[int, int]] = []
+_TOGETHER = 6  # prompts of which only the sum is known: more of them are no longer taken as equally long
+
+
+def prompts_begun(steps: Steps, budget: int, drafts: int) -> list[int]:
+    """Tokens of the prompts in the order in which they began, 0 where too many shared a step.
+
+    The tokens of a step are those of its prompts in equal parts; the last one goes on in the next where `budget` cut it.
+    """
+    found: list[float] = []
     goes_on = False
     figures = zip(steps.context.tolist(), steps.context_tokens.tolist(), steps.tokens.tolist(), strict=True)
     for requests, tokens, everything in figures:
-        if not requests:
-            goes_on = False
-            continue
-        if goes_on:
-            many, sum_so_far = found[-1]
-            found[-1] = (many + requests - 1, sum_so_far + tokens)
-        else:
-            found.append((requests, tokens))
-        goes_on = everything >= budget - drafts
-    return found
+        if requests:
+            each = tokens / requests if requests <= _TOGETHER else -math.inf
+            if goes_on:
+                found[-1] += each
+            found += [each] * (requests - goes_on)
+        goes_on = bool(requests) and everything >= budget - drafts
+    return [max(0, round(max(tokens, 0.0))) for tokens in found]
 
 
 def _usual(ratio: Floats, otherwise: float) -> Floats:

@@ -143,22 +143,16 @@ def with_marks(seen: Observations, ends: Sequence[float]) -> Observations:
     return replace(seen, windows=windows)
 
 
-_TOGETHER = 6  # prompts of which only the sum is known: more of them are no longer taken as equally long
 _SENT_AGAIN = 0.1  # of the arrivals: so many more prompts begun leave open who began which
 
 
-def with_prompts(seen: Observations, begun: Sequence[tuple[int, int]]) -> Observations:
-    """Note the prompts' lengths as steps show them: (requests, their tokens) in the order in which they began, that of arrival."""
-    many = sum(requests for requests, _tokens in begun)
-    if not seen.arrivals or not 0.5 * len(seen.arrivals) <= many <= (1 + _SENT_AGAIN) * len(seen.arrivals):
+def with_prompts(seen: Observations, begun: Sequence[int]) -> Observations:
+    """Note the prompts' lengths as steps show them (0: not known), in the order in which they began, that of arrival."""
+    if not 0.5 * len(seen.arrivals) <= len(begun) <= (1 + _SENT_AGAIN) * len(seen.arrivals):
         return seen
     arrivals = list(seen.arrivals)
-    place = 0
-    for requests, tokens in begun:
-        if requests <= _TOGETHER and tokens >= requests:
-            for i in range(place, min(place + requests, len(arrivals))):
-                arrivals[i] = replace(arrivals[i], prompt_tokens=arrivals[i].prompt_tokens or round(tokens / requests))
-        place += requests
+    for i, tokens in enumerate(begun[: len(arrivals)]):
+        arrivals[i] = replace(arrivals[i], prompt_tokens=arrivals[i].prompt_tokens or tokens or None)
     return replace(seen, arrivals=tuple(arrivals))
 
 
