@@ -132,8 +132,22 @@ def test_a_hybrid_model_is_not_replayed_and_the_answer_says_why() -> None:
     assert document["verdict"] == "kv-capacity"  # which the queues show by themselves
 
 
-def test_speculative_decoding_is_replayed_with_wider_bounds() -> None:
+def test_drafts_are_replayed_with_the_acceptance_that_the_log_shows() -> None:
     found, document = replayed("speculative-decoding.log")
+    answer = found.engines[0].answer
+    assert answer is not None
+    assert document["replay"]["unsupported"] == [] == features(document)
+    assert answer.replay.config.num_spec_tokens > 0
+    engine = document["engines"][0]
+    assert engine["config"]["acceptance"] > 0
+    assert engine["config_basis"]["acceptance"] == "measured"
+
+
+def test_drafts_whose_acceptance_no_line_shows_are_replayed_with_wider_bounds(tmp_path: Path) -> None:
+    lines = (DATA / "speculative-decoding.log").read_text().splitlines(keepends=True)
+    data = parsed(tmp_path, "".join(line for line in lines if "SpecDecoding" not in line))
+    found = analyze(data, with_advice=False)
+    document = analysis_document(found)
     assert found.engines[0].answer is not None
     assert document["replay"]["unsupported"] == ["speculative decoding"] == features(document)
     counts = document["preemptions"]

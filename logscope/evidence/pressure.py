@@ -22,7 +22,7 @@ import polars as pl
 from logscope.evidence.finding import Finding
 from logscope.server.engines import EngineFacts
 from parsers.reading.frames import repeated
-from reference_engine.model.kv_group import groups_from_records, next_blocks
+from reference_engine.model.kv_group import KvGroup, groups_from_records, next_blocks
 
 __all__ = [
     "FULL_PCT",
@@ -31,6 +31,7 @@ __all__ = [
     "NEARLY_FULL_PCT",
     "REPEATS",
     "EnginePressure",
+    "KvPool",
     "Reading",
     "bound_of",
     "evicted_share",
@@ -91,11 +92,38 @@ def full_pct(facts: EngineFacts) -> float:
     with one group of attention and three of states asks for four.
     """
     blocks, groups = facts.config.get("num_blocks"), facts.config.get("kv_groups")
-    if not blocks or not groups or blocks < 2:
-        return FULL_PCT
-    lacking = next_blocks(groups_from_records(groups)) - 1
-    # one decimal is printed
-    return min(FULL_PCT, 100 * (1 - lacking / (int(blocks) - 1)) - 0.051)
+    return KvPool(int(blocks), groups_from_records(groups)).full_pct if blocks and groups else FULL_PCT
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """The blocks (V1's null block included) that a model's KV-cache groups share."""
+
+    num_blocks: int
+    groups: tuple[KvGroup, ...]
+
+    @property
+    def full_pct(self) -> float:
+        """KV usage (percent) from which less is free than a running request's next block asks for."""
+        if self.num_blocks < 2:
+            return FULL_PCT
+        lacking = next_blocks(self.groups) - 1
+        # one decimal is printed
+        return min(FULL_PCT, 100 * (1 - lacking / (self.num_blocks - 1)) - 0.051)
+
+    def tokens_held(self, blocks: float) -> float:
+        """Generated tokens that take as much room as a request gives back that holds so many blocks.
+
+        A window that is full, and a state, take nothing more as a request grows: only the other groups' blocks are taken.
+        """
+        states = sum(1 + g.spec_blocks for g in self.groups if g.is_state and g.mode != "all")
+        tables = [g for g in self.groups if not g.is_state or g.mode == "all"]
+        growing = sum(1 / g.block_size for g in tables)
+        length = max(blocks - states, 0.0) / growing if growing else 0.0
+        windows = [g for g in tables if g.kind == "sliding"]
+        full = sum(g.window / g.block_size for g in windows if length > g.window)
+        growing -= sum(1 / g.block_size for g in windows if length > g.window)
+        return max(blocks, full, 1e-9) / growing if growing > 0 else float("inf")
 
 
 def bound_of(windows: pl.DataFrame, seats: int | None) -> pl.Series:
@@ -253,6 +281,7 @@ HISTORY = 120
 LIKELY_PCT = 70.0  # the line is taken after finished requests gave back their blocks: two in a row
 RELIEVED = 2  # lines without, after which pressure is over
 RATIO, LOW, HIGH = 1.4, 0.5, 2.0
+STATES_RATIO = 2.0  # the same besides where states are kept: who is evicted starts again from one, soon and often (two real runs, 22 each)
 DEFAULT_INTERVAL_S = 10.0
 LONGEST_INTERVAL_S = 60.0
 
@@ -274,12 +303,15 @@ class Reading:
 class EnginePressure:
     """One engine's pressure as its lines come. `kv_tokens` is the size of its cache and `seats` its max_num_seqs, None where not known.
 
+    `pool` stands in for `kv_tokens` where several KV-cache groups share the blocks: there a token has no fixed size.
+
     `uncounted` names a feature of the server by which the rule does not hold: then nothing is inferred.
     """
 
     kv_tokens: int | None = None
     seats: int | None = None
     uncounted: str | None = None
+    pool: KvPool | None = None
     history: deque[Reading] = field(default_factory=lambda: deque(maxlen=HISTORY))
     pressure: str = "none"
     since: datetime | None = None
@@ -345,24 +377,32 @@ class EnginePressure:
             self._likely = 0
             return False
         self._likely = self._likely + 1 if usage >= LIKELY_PCT else 0
-        return usage >= FULL_PCT or self._likely >= 2 or (self._pressed and usage >= LIKELY_PCT)
+        full = self.pool.full_pct if self.pool is not None else FULL_PCT
+        return usage >= full or self._likely >= 2 or (self._pressed and usage >= LIKELY_PCT)
 
     def _seats_taken(self, reading: Reading) -> bool:
         return self.seats is not None and reading.running >= self.seats - max(1, self.seats // 10)
 
     def _count(self, before: Reading | None, reading: Reading, pressed: bool) -> None:
         """Add the evictions of the interval that ends with this line."""
-        if self.kv_tokens is None or reading.kv_usage is None or self.uncounted:
+        if (self.kv_tokens is None and self.pool is None) or reading.kv_usage is None or self.uncounted:
             return
         self.countable = True
         share = (pressed + self._pressed) / 2
         if not share or not reading.running or not reading.kv_usage:
             return
         tokens = (reading.generation_tps or 0.0) * _interval(before, reading)
-        holding = self.kv_tokens * reading.kv_usage / reading.running
-        evicted = RATIO * share * tokens / holding
+        evicted = RATIO * share * tokens / self._holding(reading)
         self.inferred += evicted
         self._episode += evicted
+
+    def _holding(self, reading: Reading) -> float:
+        """What a running request holds on the mean, in tokens that are generated into as much room."""
+        share = (reading.kv_usage or 0.0) / reading.running
+        if self.pool is not None:
+            kept = any(group.is_state and group.mode == "align" for group in self.pool.groups)
+            return self.pool.tokens_held(share * (self.pool.num_blocks - 1)) / (STATES_RATIO if kept else 1.0)
+        return (self.kv_tokens or 0) * share
 
     def _judge(self, reading: Reading, pressed: bool) -> None:
         if pressed or (reading.preemptions or 0) > 0:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from logscope.evidence.context import CLEAN_STOP_S
-from logscope.evidence.pressure import EnginePressure, Reading
+from logscope.evidence.pressure import EnginePressure, KvPool, Reading
 from logscope.sanitize import clean, redacted
-from logscope.server.settings import gather
+from logscope.server.defaults import fill_defaults
+from logscope.server.kv_groups import layout_of
+from logscope.server.settings import Configuration, gather
 from logscope.server.unsupported import uncounted_feature
 from logscope.wording import bounds, duration, number, percent, plural
 from parsers.families.stats import is_believed
@@ -88,7 +91,10 @@ class _Setup:
     kv_tokens: int | None = None
     block_size: int | None = None
     seats: int | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    version: str | None = None
+    concurrency: float | None = None
+    pool: KvPool | None = None
+    told: Configuration = field(default_factory=Configuration)
     variants: set[str] = field(default_factory=set)
     started: bool = False
     said: set[str] = field(default_factory=set)
@@ -97,7 +103,24 @@ class _Setup:
     @property
     def uncounted(self) -> str | None:
         """The feature by which this server's preemptions cannot be counted."""
-        return uncounted_feature(self.more, self.variants)
+        return uncounted_feature(self.told.more, self.variants, groups_known=self.pool is not None)
+
+    def learn(self, fields: Mapping[str, Any]) -> None:
+        """Take a line of the start: settings, version, and what the groups of the KV cache follow from."""
+        new = gather([fields])
+        self.told.more.update(new.more)
+        for name, value in new.values.items():
+            if value is not None:
+                self.told.set(name, value, new.basis[name])
+        if isinstance(fields.get("version"), str):
+            self.version = fields["version"]
+        if isinstance(fields.get("max_concurrency"), (int, float)):
+            self.concurrency = float(fields["max_concurrency"])
+        known = Configuration(dict(self.told.values), dict(self.told.basis), self.told.more)
+        fill_defaults(known, "V1", self.version, None)
+        values = {**known.values, "num_blocks": self.told.values["num_blocks"]}
+        layout = layout_of(values, known.more, self.version, self.kv_tokens, self.concurrency)
+        self.pool = KvPool(layout.num_blocks, layout.groups) if layout is not None and layout.num_blocks else None
 
 
 class Monitor:
@@ -224,11 +247,12 @@ class Monitor:
             tokens = blocks * (setup.block_size or 16)
         if tokens is not None:
             setup.kv_tokens = tokens
-        setup.more.update(gather([fields]).more)
+        setup.learn(fields)
         self._learn_kind(event)
         for watched in self.engines.values():
             if watched.key[0] == event.server:
-                watched.state.kv_tokens, watched.state.seats = setup.kv_tokens, setup.seats
+                state = watched.state
+                state.kv_tokens, state.seats, state.pool = setup.kv_tokens, setup.seats, setup.pool
 
     def _learn_kind(self, event: Event) -> None:
         """What the server uses by which preemptions cannot be counted."""
@@ -245,7 +269,7 @@ class Monitor:
             if len(self.engines) >= MAX_ENGINES:
                 self._retire(next(iter(self.engines)))
             setup = self._setups.setdefault(event.server, _Setup())
-            state = EnginePressure(setup.kv_tokens, setup.seats, setup.uncounted)
+            state = EnginePressure(setup.kv_tokens, setup.seats, setup.uncounted, setup.pool)
             watched = self.engines[key] = Watched(key, event.run, state)
         return watched
 

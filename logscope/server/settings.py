@@ -166,6 +166,8 @@ def gather(rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any] | None = 
 def _read_drafts(found: Configuration) -> None:
     """How many drafts a step has, and who makes them, from the text of `speculative_config`."""
     text = str(found.more.get("speculative_config") or "")[:_LONGEST_TEXT]
+    if text in ("", "None"):
+        return
     number = _DRAFTS.search(text)
     if number is not None:
         found.set("num_spec_tokens", int(number[1]), "measured")

@@ -65,19 +65,20 @@ def unsupported_features(configuration: Configuration, frames: Mapping[str, pl.D
     )
 
 
-def uncounted_feature(more: Mapping[str, Any], variants: Set[str]) -> str | None:
+def uncounted_feature(more: Mapping[str, Any], variants: Set[str], *, groups_known: bool = False) -> str | None:
     """A feature by which a token in the cache is not a token of a request, so that evictions cannot be reckoned from the gauges.
 
-    As far as a start's settings and the kinds of the lines tell; `unsupported_features` knows more, from whole frames.
+    As far as a start's settings and the kinds of the lines tell; `unsupported_features` knows more, from whole frames. With
+    `groups_known` the blocks of several KV-cache groups can be reckoned with.
     """
     if _pooling_is_set(more):
         return POOLING
-    layers = _layers(more, variants)
+    layers = None if groups_known else _layers(more, variants)
     if layers is not None:
         return layers
     if "v1_diffusion" in variants:
         return DIFFUSION
-    return SPECULATIVE if _speculates(more, variants) else None
+    return SPECULATIVE if "v0_specdecode" in variants else None
 
 
 def _other_machines(

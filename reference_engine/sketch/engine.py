@@ -74,6 +74,7 @@ class SketchReplay(SketchScheduler):
         if flight is not None:
             copied = SketchBatch()
             copied.chunks = [moved[r.id] for r in flight.chunks if r.id in moved]
+            copied.drafted = flight.drafted
             copied.num_decoding, copied.gain = flight.num_decoding, flight.gain
             copied.prefill, copied.decodes = flight.prefill, flight.decodes
             copied.kv_tokens, copied.seconds = flight.kv_tokens, flight.seconds
@@ -254,7 +255,7 @@ class SketchReplay(SketchScheduler):
                 if request.first is None:
                     request.first = self.now
                     self.credited += request.credit
-                gain = flight.gain if request.output else 1
+                gain = flight.gain if request.id in flight.drafted else 1
                 request.output += gain
                 request.num_computed_tokens += gain - 1
                 self.generated += gain

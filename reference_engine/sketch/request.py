@@ -181,13 +181,14 @@ class SketchRequest:
 class SketchBatch:
     """A step on the device; `prefill` counts drafts too, `gain` the tokens that a decoding request gets.
 
-    `in_prompt`: a scheduled request is inside its prompt.
+    `drafted`: those of `chunks` that decode; the others get a single token. `in_prompt`: a scheduled request is inside its prompt.
     """
 
-    __slots__ = ("chunks", "decodes", "gain", "in_prompt", "kv_tokens", "num_decoding", "prefill", "seconds")
+    __slots__ = ("chunks", "decodes", "drafted", "gain", "in_prompt", "kv_tokens", "num_decoding", "prefill", "seconds")
 
     def __init__(self) -> None:
         self.chunks: list[SketchRequest] = []
+        self.drafted: set[int] = set()
         self.gain = 1
         self.in_prompt = False
         self.num_decoding = 0

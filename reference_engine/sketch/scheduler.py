@@ -104,6 +104,7 @@ class SketchScheduler:
         batch.kv_tokens += request.num_computed_tokens
         known = request.prompt + request.output
         if tokens == 1 and request.output > 0 and request.num_computed_tokens == known:
+            batch.drafted.add(request.id)
             batch.decodes += 1
             batch.prefill += self.rules.drafts
         else:
@@ -133,7 +134,7 @@ class SketchScheduler:
     def schedule_running(self, batch: SketchBatch) -> bool:
         """Running requests in order; True when nobody was preempted, so that others may be admitted."""
         batch.gain = self._next_gain()
-        plan = self._plan()
+        plan = self._plan(batch.gain)
         if plan is None:
             self.take_batch_apart()
             return self._schedule_running_singly(batch)
@@ -165,6 +166,11 @@ class SketchScheduler:
             self.singles.pop()
         self._preempt_request(preempted_req)
 
+    def _end_of(self, request: SketchRequest, tokens: int, gain: int) -> int:
+        """Where a request that is scheduled `tokens` will hold blocks to: a decoding one gets `gain` tokens at once."""
+        end = request.num_computed_tokens + tokens
+        return end + gain - 1 if tokens == 1 and request.output and end == request.prompt + request.output else end
+
     def _chunk(self) -> int:
         """The longest part of a prompt that goes into this step."""
         rules = self.rules
@@ -172,7 +178,7 @@ class SketchScheduler:
             return rules.token_budget
         return rules.chunk
 
-    def _plan(self) -> list[tuple[SketchRequest, int, int]] | None:
+    def _plan(self, gain: int) -> list[tuple[SketchRequest, int, int]] | None:
         """(request, tokens, new blocks) of the singles, the tail of the list; None where the budget is short."""
         rules, singles = self.rules, self.singles
         token_budget = rules.token_budget - self.counts.count * (1 + rules.drafts)
@@ -188,7 +194,7 @@ class SketchScheduler:
                 tokens = min(request.prompt + request.output - request.num_computed_tokens, left, self._chunk())
                 if tokens <= 0:
                     return None
-                end = request.num_computed_tokens + tokens
+                end = self._end_of(request, tokens, gain)
                 new = max(0, -(-(end + rules.spare) // size) - request.shared // size - request.num_blocks)
                 plan.append((request, tokens, new))
                 left -= tokens
@@ -204,7 +210,7 @@ class SketchScheduler:
         while index < len(running) and token_budget > 0:
             request = running[index]
             tokens = min(request.prompt + request.output - request.num_computed_tokens, token_budget, self._chunk())
-            end = request.num_computed_tokens + tokens
+            end = self._end_of(request, tokens, batch.gain)
             need = -(-(end + rules.spare) // size) - request.shared // size - request.num_blocks
             gone = False
             while need > self.num_free_blocks:

@@ -186,7 +186,10 @@ def test_the_view_shows_all_that_matters(tmp_path: Path) -> None:
 
 
 INFO = "(EngineCore pid=2) INFO 05-09 00:49:02 [x.py:1] "
-SPECULATION = INFO + ("SpecDecoding metrics: Draft acceptance rate: 63.5%, Accepted: 5401 tokens, Drafted: 8505 tokens")
+SPECULATION_V0 = (
+    "INFO 05-09 00:49:33 [metrics.py:504] Speculative metrics: Draft acceptance rate: 0.612, System efficiency: 0.471, Number of speculative"
+    " tokens: 5, Number of accepted tokens: 3062, Number of draft tokens: 5000, Number of emitted tokens: 2826."
+)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +198,8 @@ SPECULATION = INFO + ("SpecDecoding metrics: Draft acceptance rate: 63.5%, Accep
         ([*v1_start(more=", 'task': 'embed'")], "embeddings and other pooling"),
         ([*v1_start(), INFO + "Supported tasks: ['embed']"], "embeddings and other pooling"),
         ([*v1_start(), INFO + "Resolved architecture: NemotronHForCausalLM"], "a state instead of"),
-        ([*v1_start(), INFO + "Resolved architecture: GptOssForCausalLM"], "sliding-window layers"),
-        ([*v1_start(more=", 'speculative_config': {'method': 'x'}")], "speculative decoding"),
-        ([*v1_start(), FULL[0], SPECULATION], "speculative decoding"),  # told by the running server
+        ([*v1_start(), INFO + "Resolved architecture: Gemma4ForCausalLM"], "sliding-window layers"),
+        ([*v1_start(), FULL[0], SPECULATION_V0], "speculative decoding"),  # told by the running server
     ],
 )
 def test_what_the_rule_does_not_fit_is_not_counted_and_said(lines: list[str], feature: str) -> None:
@@ -218,6 +220,33 @@ def test_what_the_log_itself_counts_is_counted_on_any_server() -> None:
     start = v1_start(more=", 'speculative_config': {'method': 'x'}")
     watch(monitor, *start, *FULL, v0_warning(45, 1), v0_warning(50, 51))
     assert monitor.summary().preemptions == (51, 51, 100, "measured")
+
+
+SPECULATION = INFO + "SpecDecoding metrics: Draft acceptance rate: 63.5%, Accepted: 5401 tokens, Drafted: 8505 tokens"
+CAPACITY = INFO + "CPU KV cache size: 5,851 tokens, Maximum concurrency for 2,048 tokens per request: 2.86x"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*v1_start(more=", 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 4}"), SPECULATION],
+        [
+            *v1_start(more=", 'max_model_len': 2048, 'max_num_batched_tokens': 512, 'block_size': 32, 'num_gpu_blocks_override': 300"),
+            "(EngineCore pid=2) WARNING 05-09 00:49:02 [x.py:1] kv cache group sizes (32, 32)",
+            CAPACITY,
+        ],
+        [*v1_start(), INFO + "Resolved architecture: GptOssForCausalLM"],
+    ],
+    ids=["drafts", "windows by their lines", "windows by name"],
+)  # fmt: skip
+def test_drafts_and_known_groups_are_counted(lines: list[str]) -> None:
+    monitor = Monitor()
+    watch(monitor, *lines, *FULL, *CALM)
+    count = monitor.summary().preemptions
+    assert count is not None
+    low, value, high, basis = count
+    assert 0 < low < value < high
+    assert basis == "inferred"
 
 
 def test_a_plain_server_is_counted() -> None:
