@@ -29,7 +29,7 @@ ROOMS = {
     "logscope": (
         *("sanitize", "wording", "errors", "atomic_files"),
         *("server", "evidence", "log", "log.state"),
-        *("inference", "inference.windows", "inference.steps"),
+        *("inference", "inference.steps", "inference.windows"),
         *("diagnosis", "diagnosis.findings", "analysis"),
         *("witness", "execution", "output.report", "output", "comparison", "live", "output.terminal"),
         "commands",

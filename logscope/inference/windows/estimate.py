@@ -196,7 +196,7 @@ def _context(steps: Steps, rules: SketchRules) -> Floats:
     """Tokens in the cache of all that run in each step; unknown where the lines do not show KV usage."""
     crowd = np.maximum(steps.requests, 1)
     each = np.array([rules.mean_tokens(blocks) for blocks in (steps.used / crowd).tolist()])
-    return np.maximum(each, 1.0) * crowd
+    return np.asarray(np.maximum(each, 1.0) * crowd, dtype=np.float64)
 
 
 def _samples(
