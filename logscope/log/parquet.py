@@ -290,9 +290,14 @@ class RowGroups:
 
     def close(self) -> None:
         """End the file."""
-        if self._waiting:
-            whole = stacked(self._held, self._schema).whole(self._schema)
-            self._group(_pages(whole), len(whole))
+        held = stacked(self._held, self._schema).whole(self._schema) if self._waiting else None
+        if held is not None and not self._groups:  # the whole file is one row group, as Polars writes it
+            self._file.seek(0)
+            held.write_parquet(self._file, compression_level=_LEVEL, row_group_size=len(held))
+            self._file.close()
+            return
+        if held is not None:
+            self._group(_pages(held), len(held))
         empty = io.BytesIO()
         pl.DataFrame(schema=dict(self._schema)).write_parquet(empty)
         self._file.write(joined_footer(footer_of(empty.getbuffer()), self._groups, self._written))

@@ -162,9 +162,8 @@ def _without_columns(data: bytes, pattern: re.Pattern[bytes]) -> bytes | None:
     heads = heads.reshape(len(starts), width)
     if (heads[:, ~digits] != codes[:width][~digits]).any() or (heads[:, digits] - np.uint8(ord("0")) > 9).any():
         return None
-    kept = np.ones(len(data), np.bool_)
-    kept[starts[:, None] + np.arange(width)] = False
-    return codes[kept].tobytes()
+    after = zip((starts + width).tolist(), (ends + 1).tolist(), strict=True)
+    return b"".join([data[start:end] for start, end in after])
 
 
 def _end(pattern: re.Pattern[bytes], head: bytes) -> int:

@@ -262,11 +262,15 @@ def _layout_of(head: bytes, clock: Clock, *, live: bool) -> Layout | None:
     """The layout of a source that begins with these bytes, where its records stand behind what no form knows."""
     texts = head[:_HEAD].decode("utf-8", "replace").split("\n")[:_HEAD_LINES]
     texts = [text.rstrip("\r") for text in texts]
-    if any(parse_header(strip_ansi(text)) is not None for text in texts[:_FEW_LINES]):
+    few, others = texts[:_FEW_LINES], texts[_FEW_LINES:]
+    if any(parse_header(strip_ansi(text)) is not None for text in few):
         return None
     unwrapper = Unwrapper(clock)
     unwrapper.survey(texts[:SAMPLE])
-    return layout_of(unwrapper.feed_block(1, texts), clock, live=live)
+    lines = unwrapper.feed_block(1, few)
+    if any(line.record is None and parse_header(strip_ansi(line.text)) is not None for line in lines):
+        return None
+    return layout_of([*lines, *unwrapper.feed_block(1 + len(few), others)], clock, live=live)
 
 
 def _placed(pieces: Iterator[TextBlock | list[Line]], place: Outer) -> Iterator[TextBlock | list[Line]]:

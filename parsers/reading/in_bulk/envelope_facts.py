@@ -1,7 +1,8 @@
 """The facts of the envelopes that were taken off a block's lines, for all lines at once.
 
 What stands before the text is the same in line after line but for the clock: the facts of each different beginning are read once
-by the envelopes themselves, and the seconds are added. That nothing else depends on the seconds is not assumed but tried.
+by the envelopes themselves, and the minutes and seconds are added. That nothing else depends on them is not assumed but tried: no
+zone changes its offset within an hour.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from parsers.lines import EnvelopesOff, Outer, TextBlock, later
 
 __all__ = ["EnvelopeFacts", "KnownEnvelopes", "joined_facts"]
 
-# The last two digits of the seconds, and their fraction; also of seconds, milli-, micro- or nanoseconds since the epoch.
+# The minutes, the last two digits of the seconds, and their fraction; also of seconds, milli-, micro- or nanoseconds since the epoch,
+# where hundreds of seconds stand for the minutes.
 _CLOCK = later(
-    rb"(?:\d\d:\d\d:|(?<![\d.])\d{8}(?=(?:\d\d(?:\.\d{1,9})?|\d{5}|\d{8}|\d{11})(?![\d.])))(\d\d)(?:[.,]?(\d{1,9}))?"
+    rb"(?:\d\d:(?P<minute>\d\d):|(?<![\d.])\d{6}(?P<hundred>\d\d)(?=(?:\d\d(?:\.\d{1,9})?|\d{5}|\d{8}|\d{11})(?![\d.])))"
+    rb"(?P<second>\d\d)(?:[.,]?(?P<fraction>\d{1,9}))?"
 )
 _MOST_KNOWN = 1 << 12
 _MOST_SIZES = 8
 _SECOND_US = 1_000_000
 _ZERO = ord("0")
+_TENS = np.array([10, 1])
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
@@ -60,14 +64,20 @@ def joined_facts(parts: Sequence[EnvelopeFacts]) -> EnvelopeFacts:
 
 
 class _Place(NamedTuple):
-    """Where in a beginning the seconds of a clock stand, and their fraction."""
+    """Where in a beginning the minutes of a clock stand, its seconds and their fraction; `minute_s` is how long a minute is in seconds."""
 
+    minute: slice
     second: slice
     fraction: slice
+    minute_s: int
+
+    @property
+    def digits(self) -> tuple[slice, slice, slice]:
+        return self.minute, self.second, self.fraction
 
 
 class _Beginning(NamedTuple):
-    """The facts of lines with the same beginning, their time at second 0, and which of the clocks tells the seconds."""
+    """The facts of lines with the same beginning, their time at minute and second 0, and which of the clocks tells them."""
 
     outer: Outer
     time_us: int
@@ -80,7 +90,7 @@ class KnownEnvelopes:
 
     _known: dict[tuple[object, ...], _Beginning | None] = field(default_factory=dict)
     _clocks: dict[tuple[object, ...], int] = field(default_factory=dict)
-    """Which clock tells the seconds, by beginning with zeros for all digits: tried once, not in each minute."""
+    """Which clock tells the time, by beginning with zeros for all digits: tried once, not in each hour."""
 
     def facts_of(self, block: TextBlock) -> EnvelopeFacts | None:
         """The facts of a block's lines; None where they are to be read line by line."""
@@ -109,21 +119,26 @@ class KnownEnvelopes:
         self, envelopes: EnvelopesOff, begins: NDArray[np.uint8], rows: NDArray[np.int64], facts: dict[Outer, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]] | None:
         """Times and places in `facts` of lines with beginnings of one size."""
-        clocks = [_Place(_slice(m, 1), _slice(m, 2)) for m in _CLOCK.finditer(begins[0].tobytes())]
-        digits = [begins[:, part] - np.uint8(_ZERO) for clock in clocks for part in clock]
-        if not clocks or any((part > 9).any() for part in digits):
+        clocks = [_place(found) for found in _CLOCK.finditer(begins[0].tobytes())]
+        digits = [[begins[:, part] - np.uint8(_ZERO) for part in clock.digits] for clock in clocks]
+        if not clocks or any((part > 9).any() for parts in digits for part in parts):
+            return None
+        minutes = [minute @ _TENS for minute, _, _ in digits]
+        if any((m >= clock.minute_s).any() for m, clock in zip(minutes, clocks, strict=True)):
             return None
         bare = begins.copy()
         for clock in clocks:
-            bare[:, clock.second] = bare[:, clock.fraction] = _ZERO
+            for part in clock.digits:
+                bare[:, part] = _ZERO
         heads, codes = different(bare)
         known = [self._beginning(envelopes, bare[head].tobytes(), int(rows[head]), clocks) for head in heads]
         which = {begin.clock for begin in known if begin is not None}
         if None in known or len(which) != 1:
             return None
         place = which.pop()
-        second, fraction = digits[2 * place], digits[2 * place + 1][:, :6]
-        inside = second @ np.array([10, 1]) * _SECOND_US
+        _, second, fraction = digits[place]
+        fraction = fraction[:, :6]
+        inside = (minutes[place] * clocks[place].minute_s + second @ _TENS) * _SECOND_US
         if fraction.shape[1]:
             inside += fraction @ (10 ** np.arange(5, 5 - fraction.shape[1], -1))
         base = np.array([begin.time_us for begin in known if begin is not None])
@@ -150,20 +165,23 @@ class KnownEnvelopes:
         return self._known[key]
 
 
-def _slice(found: re.Match[bytes], group: int) -> slice:
-    return slice(found.start(group), found.end(group)) if found[group] else slice(0, 0)
+def _place(found: re.Match[bytes]) -> _Place:
+    minute = "minute" if found["minute"] else "hundred"
+    fraction = slice(*found.span("fraction")) if found["fraction"] else slice(0, 0)
+    return _Place(slice(*found.span(minute)), slice(*found.span("second")), fraction, 60 if minute == "minute" else 100)
 
 
 def _tried(envelopes: EnvelopesOff, row: int, bare: bytes, clocks: Sequence[_Place]) -> _Beginning | None:
-    """The facts of a beginning whose clocks stand at second 0, if seconds and fraction of one clock change the time and nothing else."""
+    """The facts of a beginning whose clocks stand at minute and second 0, if those of one clock change the time and nothing else."""
 
-    def facts(place: _Place, second: bytes, digit: bytes) -> Outer:
+    def facts(place: _Place, minute: bytes, second: bytes, digit: bytes) -> Outer:
         begin = bytearray(bare)
+        begin[place.minute] = minute
         begin[place.second] = second
         begin[place.fraction] = digit * (place.fraction.stop - place.fraction.start)
         return envelopes.facts(envelopes.with_head(row, bytes(begin)))
 
-    still = facts(clocks[0], b"00", b"0")
+    still = facts(clocks[0], b"00", b"00", b"0")
     if still.time_us is None:
         return None
     telling = []
@@ -171,11 +189,15 @@ def _tried(envelopes: EnvelopesOff, row: int, bare: bytes, clocks: Sequence[_Pla
         size = min(place.fraction.stop - place.fraction.start, 6)
         nines = int("9" * size + "0" * (6 - size))
         changes = [
-            (facts(place, second, digit), more)
-            for second, digit, more in (
-                (b"07", b"0", 7 * _SECOND_US),
-                (b"59", b"0", 59 * _SECOND_US),
-                (b"59", b"9", 59 * _SECOND_US + nines),
+            (
+                facts(place, minute, second, digit),
+                int(minute) * place.minute_s * _SECOND_US + int(second) * _SECOND_US + more,
+            )
+            for minute, second, digit, more in (
+                (b"00", b"07", b"0", 0),
+                (b"00", b"59", b"0", 0),
+                (b"07", b"00", b"0", 0),
+                (b"59", b"59", b"9", nines),
             )
         ]
         if all(outer == still._replace(time_us=still.time_us + more) for outer, more in changes):
