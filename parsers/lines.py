@@ -150,6 +150,7 @@ MAX_LINE = 1 << 20
 MAX_DOCUMENT = 1 << 24
 _WORD = 8
 # What a record or an access line without an envelope begins with, the most common first; `CRITICAL` is longer than a word, and rare.
+_MOST_COLOURED = 8
 _MOST_USUAL = 3  # of these, in nearly all lines
 _USUAL = (b"(", b"INFO ", b"INFO:", *(b"DEBUG ", b"WARNING ", b"ERROR ", b"DEBUG:", b"WARNING:", b"ERROR:"))
 _HEAD = 1 << 15
@@ -278,11 +279,8 @@ class TextBlock:
         if len(left):
             escapes = (words[left] & np.uint64(0xFF)) == np.uint64(ord("\x1b"))
             if escapes.any():
-                places = starts[left].tolist()
-                usual = [
-                    bool(e) and _COLOURED.match(body, at) is not None for e, at in zip(escapes, places, strict=True)
-                ]
-                left = left[~np.array(usual)]
+                escapes[escapes] = _are_coloured(body, starts[left[escapes]])
+                left = left[~escapes]
         short = np.flatnonzero(ends[near:] > starts[near:]) + near
         first = before[:_WORD] or bytes(body[:_WORD])
         rows = np.concatenate((left, short)) + 1
@@ -325,6 +323,27 @@ class TextBlock:
             return map(Line, count(self.number), self.texts())
         outers = map(self.envelopes.outer, count())
         return map(Line, count(self.number), self.texts(), outers)
+
+
+def _are_coloured(body: bytes | memoryview, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """At which places a record begins whose first part is coloured. Most begin as one before did: those are found by comparing."""
+    found = np.zeros(len(places), np.bool_)
+    left = np.arange(len(places))
+    for _ in range(_MOST_COLOURED):
+        if not len(left):
+            return found
+        match = _COLOURED.match(body, int(places[left[0]]))
+        if match is None:
+            left = left[1:]
+            continue
+        begin = bytes(match[0])
+        heads = np.ndarray((len(body) - len(begin) + 1,), f"V{len(begin)}", body, strides=(1,))
+        alike = heads[np.minimum(places[left], len(heads) - 1)] == np.void(begin)
+        alike[0] = True
+        found[left[alike]] = True
+        left = left[~alike]
+    found[left] = [_COLOURED.match(body, at) is not None for at in places[left].tolist()]
+    return found
 
 
 def is_binary(block: bytes) -> bool:
