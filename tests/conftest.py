@@ -62,6 +62,19 @@ def sample_start_failed() -> Path:
     return SAMPLES / "v1-start-failed.log"
 
 
+@pytest.fixture(scope="session")
+def answered(sample_under_pressure: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The whole answer on the sample under pressure, made once: a folder with every form of it, and what was printed."""
+    from tests.running import invoke
+
+    folder = tmp_path_factory.mktemp("answered")
+    forms = {"save": "a", "json": "a.json", "md": "a.md", "html": "a.html", "workload-out": "w.jsonl"}
+    options = [word for name, file in forms.items() for word in (f"--{name}", folder / file)]
+    done = invoke("analyze", sample_under_pressure, *options)
+    assert done.exit_code == 0, done.output
+    return folder, done.stdout
+
+
 @pytest.fixture
 def report_analysis() -> dict[str, Any]:
     """An analysis as `analyze --json` gives it, of the sample under pressure, with a replay."""

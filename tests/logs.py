@@ -12,13 +12,23 @@ from logscope.log.span import Span
 from logscope.output.json import analysis_document
 from parsers.sources.source import expand
 
-__all__ = ["START", "access", "analysed", "document", "ids", "parsed", "stats_v0", "stats_v1", "v0_warning", "v1_start"]
+__all__ = [
+    *("START", "access", "analysed", "document", "ids", "minutes_under_pressure", "parsed"),
+    *("stats_v0", "stats_v1", "v0_warning", "v1_start"),
+]
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 
 START = datetime(2026, 5, 9, 0, 49, 0)
 
 
 def _stamp(seconds: float) -> str:
     return (START + timedelta(seconds=seconds)).strftime("%m-%d %H:%M:%S")
+
+
+def minutes_under_pressure() -> list[str]:
+    """Lines of a real server: its start, and some minutes in which its cache is full."""
+    lines = (SAMPLES / "v1-under-pressure.log").read_text(encoding="utf-8").splitlines()
+    return lines[:60] + lines[420:620]
 
 
 def stats_v1(

@@ -23,13 +23,12 @@ def invoke(*args: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calm(sample_calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All outputs of one run over a calm server's log."""
-    sample = Path(__file__).resolve().parents[1] / "samples" / "v1-calm.log"
     out = tmp_path_factory.mktemp("calm")
     invoke(
         "analyze",
-        sample,
+        sample_calm,
         "--json",
         out / "a.json",
         "--frames",
@@ -98,9 +97,8 @@ def test_no_half_file_is_left(calm: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pressed() -> dict[str, object]:
-    sample = Path(__file__).resolve().parents[1] / "samples" / "v1-under-pressure.log"
-    found: dict[str, object] = json.loads(invoke("analyze", sample, "--json", "-"))
+def pressed(answered: tuple[Path, str]) -> dict[str, object]:
+    found: dict[str, object] = json.loads((answered[0] / "a.json").read_text())
     return found
 
 
@@ -138,18 +136,16 @@ def test_a_spike_has_a_cause_and_its_lines(pressed: dict[str, list[dict[str, obj
     assert spikes[0]["evidence"]
 
 
-def test_the_same_seed_gives_the_same_answer(pressed: dict[str, object]) -> None:
-    sample = Path(__file__).resolve().parents[1] / "samples" / "v1-under-pressure.log"
-    assert json.loads(invoke("analyze", sample, "--json", "-")) == pressed
+def test_the_same_seed_gives_the_same_answer(pressed: dict[str, object], sample_under_pressure: Path) -> None:
+    assert json.loads(invoke("analyze", sample_under_pressure, "--json", "-")) == pressed
 
 
-def test_whatif_shows_both_sides() -> None:
-    sample = Path(__file__).resolve().parents[1] / "samples" / "v1-under-pressure.log"
-    document = json.loads(invoke("whatif", sample, "--set", "max_num_seqs=12", "--json", "-"))
+def test_whatif_shows_both_sides(sample_under_pressure: Path) -> None:
+    document = json.loads(invoke("whatif", sample_under_pressure, "--set", "max_num_seqs=12", "--json", "-"))
     assert document["flag"] == "--max-num-seqs 12"
     assert document["scenario"]["preemptions"] <= 3 < document["baseline"]["preemptions"]
     assert document["scenario"]["e2e_s"]["p99"] < document["baseline"]["e2e_s"]["p99"]
-    text = CliRunner().invoke(cli, ["whatif", str(sample), "--set", "nonsense=1"])
+    text = CliRunner().invoke(cli, ["whatif", str(sample_under_pressure), "--set", "nonsense=1"])
     assert text.exit_code == 2
     assert "max_num_seqs" in text.output
 

@@ -20,18 +20,8 @@ from tests.running import invoke, log, run
 SECRET = "the-secret-of-acme"
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder with every form of one answer, and what was printed."""
-    folder = tmp_path_factory.mktemp("kept")
-    forms = ("--save", folder / "a", "--json", folder / "a.json", "--md", folder / "a.md", "--html", folder / "a.html")
-    done = invoke("analyze", SAMPLES / "v1-under-pressure.log", *forms)
-    assert done.exit_code == 0, done.output
-    return folder, done.stdout
-
-
-def test_every_form_is_the_same_without_a_replay(kept: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, printed = kept
+def test_every_form_is_the_same_without_a_replay(answered: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, printed = answered
     monkeypatch.setattr("logscope.inference.prediction.replay_workload", None)
     assert invoke("report", folder / "a").stdout == printed
     forms = ("--json", folder / "b.json", "--md", folder / "b.md", "--html", folder / "b.html")
@@ -72,11 +62,11 @@ def damaged(content: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("place", range(5))
-def test_what_is_no_answer_is_refused(kept: tuple[Path, str], tmp_path: Path, place: int) -> None:
+def test_what_is_no_answer_is_refused(answered: tuple[Path, str], tmp_path: Path, place: int) -> None:
     path = tmp_path / "broken"
-    path.write_bytes(damaged((kept[0] / "a").read_bytes())[place])
+    path.write_bytes(damaged((answered[0] / "a").read_bytes())[place])
     if place == 4:
-        path.write_bytes(_with_broken_frames((kept[0] / "a").read_bytes()))
+        path.write_bytes(_with_broken_frames((answered[0] / "a").read_bytes()))
     with pytest.raises(AnswerError, match="not an answer that `logscope analyze --save` kept"):
         read_answer(path)
     done = run("report", path)
@@ -92,17 +82,17 @@ def _with_broken_frames(content: bytes) -> bytes:
     return found.getvalue()
 
 
-def test_it_is_not_written_over_what_is_read(kept: tuple[Path, str]) -> None:
-    assert invoke("report", kept[0] / "a", "--json", kept[0] / "a").exit_code == 2
-    assert invoke("report", kept[0] / "a", "--json", "-", "--md", "-").exit_code == 2
+def test_it_is_not_written_over_what_is_read(answered: tuple[Path, str]) -> None:
+    assert invoke("report", answered[0] / "a", "--json", answered[0] / "a").exit_code == 2
+    assert invoke("report", answered[0] / "a", "--json", "-", "--md", "-").exit_code == 2
 
 
-def test_markdown_says_the_answer(kept: tuple[Path, str]) -> None:
-    text = (kept[0] / "a.md").read_text()
+def test_markdown_says_the_answer(answered: tuple[Path, str]) -> None:
+    text = (answered[0] / "a.md").read_text()
     assert text.startswith("**kv-capacity**: requests are queuing for KV-cache space or being preempted")
     for words in ("| E2E p50, p99 | ", "- **kv-preemption** (critical, inferred)", "What to do:", "--watermark"):
         assert words in text
-    assert invoke("report", kept[0] / "a", "--md", "-").stdout == text
+    assert invoke("report", answered[0] / "a", "--md", "-").stdout == text
 
 
 def test_markdown_is_text_whatever_a_log_holds(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from logscope.commands.cli import _VERBS
+from logscope.inference.windows import estimate
 from tests.conftest import DATA, SAMPLES
-from tests.logs import stats_v1, v0_warning, v1_start
+from tests.logs import minutes_under_pressure, stats_v1, v0_warning, v1_start
 from tests.running import invoke, log, run
 
 SCHEMAS = files("logscope.output") / "schemas"
@@ -43,6 +44,7 @@ def test_every_command_with_json_has_one() -> None:
 
 
 def answers(folder: Path) -> Iterator[tuple[str, list[object]]]:
+    short = log(folder, *minutes_under_pressure(), name="short.log")
     crash = [
         *v1_start(),
         *(stats_v1(10 * i, 8, 9, 99.0) for i in range(1, 12)),
@@ -58,16 +60,18 @@ def answers(folder: Path) -> Iterator[tuple[str, list[object]]]:
         yield "analyze", [path, "--no-replay", "--json", "-"]
     for path in sorted((DATA / "unsupported").glob("*.log*"))[:6]:
         yield "analyze", [path, "--json", "-"]
-    yield "analyze", [UNDER_PRESSURE, SAMPLES / "v1-calm.log", "--json", "-"]
+    yield "analyze", [short, SAMPLES / "v1-calm.log", "--json", "-"]
     yield "analyze", [SAMPLES / "v0-with-warnings.log.gz", "--json", "-"]
-    yield "whatif", [UNDER_PRESSURE, "--set", "max_num_seqs=12", "--json", "-"]
-    yield "capacity", [UNDER_PRESSURE, "--slo", "ttft_p95=2s", "--gpu-hour", "2", "--json", "-"]
-    yield "compare", [UNDER_PRESSURE, SAMPLES / "v1-under-pressure-12-seats.log.gz", "--json", "-"]
+    yield "whatif", [short, "--set", "max_num_seqs=12", "--json", "-"]
+    yield "capacity", [short, "--slo", "ttft_p95=2s", "--gpu-hour", "2", "--json", "-"]
+    yield "compare", [short, SAMPLES / "v1-under-pressure-12-seats.log.gz", "--json", "-"]
     yield "compare", [UNDER_PRESSURE, SAMPLES / "v1-calm.log", "--no-replay", "--json", "-"]
     yield "formats", ["--json", "-"]
 
 
-def test_real_answers_keep_to_them(tmp_path: Path) -> None:
+def test_real_answers_keep_to_them(answered: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "_SECONDS", 0.2)
+    assert faults("analyze", json.loads((answered[0] / "a.json").read_text())) == []
     wrong = {}
     for verb, arguments in answers(tmp_path):
         done = invoke(verb, *arguments)
@@ -88,9 +92,9 @@ def test_every_line_of_a_stream_keeps_to_them(verb: str, tmp_path: Path) -> None
         assert [e.message for line in lines for e in checked.iter_errors(line)][:5] == []
 
 
-def test_a_replay_keeps_to_its_schema(tmp_path: Path) -> None:
-    invoke("analyze", UNDER_PRESSURE, "--workload-out", tmp_path / "w.jsonl", "-q")
-    done = invoke("replay", tmp_path / "w.jsonl", "--config", tmp_path / "w.jsonl.config.json", "--json", "-")
+def test_a_replay_keeps_to_its_schema(answered: tuple[Path, str]) -> None:
+    workload = answered[0] / "w.jsonl"
+    done = invoke("replay", workload, "--config", f"{workload}.config.json", "--json", "-")
     assert faults("replay", json.loads(done.stdout)) == []
 
 

@@ -97,7 +97,7 @@ def test_which_executor_answers_which_options() -> None:
 
 def test_who_replays_does_not_change_the_answer(short_log: LogFrames, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of the inference, replays and candidates in this process, beside it, and in processes of their own."""
-    monkeypatch.setattr(estimate, "_SECONDS", 1.0)  # how large a pass is, its sender says
+    monkeypatch.setattr(estimate, "_SECONDS", 0.2)  # how large a pass is, its sender says
     plain = analysis_document(analyze(short_log))
     assert plain["replay"] is not None
     with Beside(others=1, patience_s=0.0) as executor:

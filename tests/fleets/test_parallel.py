@@ -21,8 +21,8 @@ from logscope.log.frames import read_log
 from logscope.log.span import Moment, Reading, Span
 from logscope.output.json import analysis_document
 from parsers.sources.source import expand
-from tests.conftest import SAMPLES
 from tests.fleets.logs import busy, fleet, quiet
+from tests.logs import minutes_under_pressure
 from tests.readings import assert_same
 
 T = TypeVar("T")
@@ -109,9 +109,8 @@ class Posted(Serial):
 
 def test_replays_elsewhere_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two real servers, inferred and replayed, as whole tasks and in parts: document, and the frames that the report draws."""
-    monkeypatch.setattr("logscope.inference.windows.estimate._SECONDS", 1.0)
-    text = (SAMPLES / "v1-under-pressure.log").read_text().splitlines(keepends=True)
-    (tmp_path / "a.log").write_text("".join(text[:60] + text[420:620]))
+    monkeypatch.setattr("logscope.inference.windows.estimate._SECONDS", 0.2)
+    (tmp_path / "a.log").write_text("\n".join(minutes_under_pressure()) + "\n")
     (tmp_path / "b.log").write_text("".join(quiet(minutes=1)))
     data = read_log(expand([str(tmp_path)]), Span(), year=2026)
     plain = analyze(data)

@@ -108,41 +108,37 @@ def _templates_in(value: object) -> Iterator[str]:
 
 def _searched_names(module: ModuleType) -> set[str]:
     """Names on which a searching method is called, or which are handed on (then nobody knows), but not to what anchors them."""
-    tree = ast.parse(inspect.getsource(module))
+    nodes = list(ast.walk(ast.parse(inspect.getsource(module))))
+    functions = {node.name: node for node in reversed(nodes) if isinstance(node, ast.FunctionDef)}
     called: set[str] = set()
-    plain: set[str] = set()
     anchored: set[str] = set()
     owners: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owners.add(id(node.value))
             if node.attr in _SEARCHING:
                 called.add(node.value.id)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            of_each_line = node.func.id == "of_each_line"  # which anchors
             for index, argument in enumerate(node.args):
-                if isinstance(argument, ast.Name) and _only_matched(tree, node.func.id, index):
+                if isinstance(argument, ast.Name) and (
+                    of_each_line or _only_matched(functions.get(node.func.id), index)
+                ):
                     anchored.add(argument.id)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in owners:
-            plain.add(node.id)
-    return called | plain - anchored
+    loaded = (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and id(n) not in owners)
+    return called | {n.id for n in loaded} - anchored
 
 
-def _only_matched(tree: ast.Module, function: str, index: int) -> bool:
-    """Whether a function of this module (or `of_each_line`, which anchors) does no more than match with an argument."""
-    if function == "of_each_line":
-        return True
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            name = node.args.args[index].arg if index < len(node.args.args) else ""
-            uses = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name]
-            owned = [
-                n
-                for n in ast.walk(node)
-                if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == name
-            ]
-            return len(uses) == len(owned) and all(n.attr in ("match", "fullmatch") for n in owned)
-    return False
+@cache
+def _only_matched(function: ast.FunctionDef | None, index: int) -> bool:
+    """Whether a function does no more than match with its argument `index`."""
+    if function is None:
+        return False
+    name = function.args.args[index].arg if index < len(function.args.args) else ""
+    nodes = list(ast.walk(function))
+    uses = [n for n in nodes if isinstance(n, ast.Name) and n.id == name]
+    owned = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == name]
+    return len(uses) == len(owned) and all(n.attr in ("match", "fullmatch") for n in owned)
 
 
 @cache

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from logscope.inference.result import Effort, InferredReplay
-from logscope.inference.windows import estimate
 from logscope.inference.windows.estimate import infer
 from logscope.inference.windows.observations import observe
 from logscope.server.engines import engine_config
@@ -20,15 +18,6 @@ from reference_engine.replay.plain import PlainReplay
 from .statistics_log import SMALL, STEP_TIME, Served, burst, parsed, parsed_file, serve, with_blocks
 
 PRESSED = burst(90, seed=5, rate=4.0, long_share=0.3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fewer_particles() -> Iterator[None]:
-    """Half of the particles are enough for these logs."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(estimate, "_SECONDS", 1.3)
-    yield
-    patch.undo()
 
 
 @pytest.fixture(scope="module")
