@@ -29,7 +29,7 @@ from parsers.envelopes.form import zone_of
 from parsers.families.stats import MOST_SAID
 from parsers.reading.by_line import Keep
 from parsers.reading.events import Coverage, Event
-from parsers.reading.frames import FrameBuilder, Lean
+from parsers.reading.frames import CompactFrame, FrameBuilder
 from parsers.reading.in_bulk import read_frames
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class _Cut:
         for family in sorted(kept, key=lambda family: family != "stats"):
             frame = kept[family].sort("order")
             places = pl.Series("order", orders.search_sorted(frame["order"]), dtype=pl.Int64)
-            self.builder.add_frame(family, Lean(frame.with_columns(places + first)))
+            self.builder.add_frame(family, CompactFrame(frame.with_columns(places + first)))
 
     def _holds_exception(self, found: _Exception, clocks: pl.DataFrame, before: datetime | None) -> bool:
         own = found.clock

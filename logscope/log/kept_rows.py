@@ -18,7 +18,7 @@ from logscope.log.stored_rows import StoredRows, StoredWriter
 from logscope.server.unsupported import GRAMMAR, POOLING_PATHS
 from parsers.families.http import PROBE_PATHS, endpoint
 from parsers.reading.events import Event
-from parsers.reading.frames import FrameBuilder, Lean
+from parsers.reading.frames import CompactFrame, FrameBuilder
 
 __all__ = ["LARGE_FAMILIES", "AnalysisRows", "RepresentativeRows", "marked", "representatives"]
 LARGE_FAMILIES = ("request", "http", "iteration")
@@ -154,11 +154,11 @@ class AnalysisRows(FrameBuilder):
             for family in LARGE_FAMILIES:
                 self._relieve(family)
 
-    def add_frame(self, family: str, lean: Lean) -> None:
+    def add_frame(self, family: str, compact: CompactFrame) -> None:
         """Take numbered events of a family; later than any frame before."""
         if family == "stats":
-            self._stats_orders.append(lean.frame["order"].to_numpy())
-        super().add_frame(family, lean)
+            self._stats_orders.append(compact.frame["order"].to_numpy())
+        super().add_frame(family, compact)
         if family in LARGE_FAMILIES:
             self._relieve(family)
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import polars as pl
 
-from parsers.reading.frames import Lean, Value, repeated, stacked
+from parsers.reading.frames import CompactFrame, Value, repeated, stacked
 
 __all__ = ["Footer", "RowGroups", "footer_of", "joined_footer"]
 MAGIC = b"PAR1"
@@ -268,7 +268,7 @@ class RowGroups:
     def __init__(self, path: Path, schema: Mapping[str, pl.DataType], rows: int = 50_000) -> None:
         self._file: BinaryIO = path.open("wb")
         self._schema, self._rows = schema, rows
-        self._held: list[Lean] = []
+        self._held: list[CompactFrame] = []
         self._waiting = 0
         self._groups: list[Struct] = []
         self._written = 0
@@ -276,7 +276,7 @@ class RowGroups:
         self._file.write(MAGIC)
         self._at = len(MAGIC)
 
-    def append(self, frame: Lean) -> None:
+    def append(self, frame: CompactFrame) -> None:
         """Take the rows of a frame."""
         self._held.append(frame)
         self._waiting += len(frame)
@@ -308,15 +308,15 @@ class RowGroups:
         with suppress(OSError):  # what is in its buffer may not fit either
             self._file.close()
 
-    def _write(self, lean: Lean) -> None:
+    def _write(self, compact: CompactFrame) -> None:
         """Write a row group of the usual size."""
-        level, alike = _level_and_alike(lean.frame)
-        varied = [c for c in lean.frame.get_columns() if c.name not in {**level, **alike}]
-        varied += [column.categories().alias(name) for name, column in lean.coded.items()]
+        level, alike = _level_and_alike(compact.frame)
+        varied = [c for c in compact.frame.get_columns() if c.name not in {**level, **alike}]
+        varied += [column.categories().alias(name) for name, column in compact.coded.items()]
         made = _pages(pl.DataFrame(varied))
         made |= {name: made[earlier].named(name) for name, earlier in alike.items()}
-        values = {n: level.get(n, lean.same.get(n)) for n in self._schema if n not in made}
-        self._group(self._pages_of_level(values) | made, len(lean))
+        values = {n: level.get(n, compact.same.get(n)) for n in self._schema if n not in made}
+        self._group(self._pages_of_level(values) | made, len(compact))
 
     def _pages_of_level(self, values: Mapping[str, Value]) -> dict[str, _Pages]:
         """The pages of columns that have one value each."""

@@ -19,7 +19,7 @@ import polars as pl
 from logscope.atomic_files import temporary_file, whole_file
 from logscope.log.parquet import RowGroups
 from parsers.reading.events import Event
-from parsers.reading.frames import FrameBuilder, Lean, columns_of
+from parsers.reading.frames import CompactFrame, FrameBuilder, columns_of
 
 __all__ = ["FrameFiles", "Numbers", "StoredRows", "StoredWriter", "columns_kept"]
 _PLACE = ("order", "source", "line", "time", "outer_time", "at", "server", "run", "variant")
@@ -81,7 +81,7 @@ class StoredWriter:
 
     def append(self, frame: pl.DataFrame) -> None:
         """Write a frame of all the family's columns."""
-        self._groups.append(Lean(frame.select(self._names)))
+        self._groups.append(CompactFrame(frame.select(self._names)))
 
     def rows(self) -> StoredRows:
         """What was written; nothing can be appended after this."""
@@ -201,13 +201,13 @@ class FrameFiles(FrameBuilder):
         if not self.awaits and self.waiting(event.family) >= ROWS:
             self._put_away(event.family)
 
-    def add_frame(self, family: str, lean: Lean) -> None:
+    def add_frame(self, family: str, compact: CompactFrame) -> None:
         """Take numbered events of a family; later than any frame before. Raises OSError as `add` does."""
         if self.waiting(family):
-            super().add_frame(family, lean)
+            super().add_frame(family, compact)
             self._put_away(family)
         else:
-            self._append(family, self._arrived(lean))
+            self._append(family, self._arrived(compact))
 
     def finish(self) -> list[str]:
         """Give the files their names, which are returned. Raises OSError where one cannot be written."""
@@ -228,17 +228,17 @@ class FrameFiles(FrameBuilder):
 
     def _put_away(self, family: str) -> None:
         for part in self.taken_parts(family):
-            self._append(family, Lean(part))
+            self._append(family, CompactFrame(part))
 
-    def _append(self, family: str, lean: Lean) -> None:
-        if not len(lean):
+    def _append(self, family: str, compact: CompactFrame) -> None:
+        if not len(compact):
             return
         file = self._files.get(family)
         if file is None:
             place = self._places.enter_context(whole_file(self._place(family)))
             file = self._files[family] = RowGroups(place, columns_of(family), ROWS)
         with self._named(family):
-            file.append(lean)
+            file.append(compact)
 
     def _place(self, family: str) -> Path:
         return self._folder / f"{self._stem}{family}.parquet"

@@ -19,13 +19,20 @@ from numpy.typing import NDArray
 from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.form import Envelope
 from parsers.envelopes.forms import BY_START
-from parsers.envelopes.rare import Rows, goes_back, inner_clocks, newest_last, rows_of
-from parsers.envelopes.structured import JsonForm, TakenOff, from_line, json_form
+from parsers.envelopes.rare import Rows, inner_clocks, is_falling, oldest_first, rows_of
+from parsers.envelopes.structured import JsonForm, UnwrappedLines, from_line, json_form
 from parsers.envelopes.system_log import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE, merged_outer
 from parsers.lines import Heads, Line, Loss, Outer, TextBlock, later, text_blocks
 
-__all__ = ["Envelopes", "is_newest_first", "turned_round", "unwrapped", "without_envelopes", "without_same_envelopes"]
+__all__ = [
+    "Envelopes",
+    "is_newest_first",
+    "oldest_first_pieces",
+    "unwrapped",
+    "without_envelopes",
+    "without_same_envelopes",
+]
 _LAYERS = 3
 _FEWEST_LINES = 8
 _MOST_UNUSUAL = 3  # one line in so many may be worth a look; with more of them line by line is as fast
@@ -72,7 +79,7 @@ class Envelopes:
 class JsonEnvelopes(Envelopes):
     """JSON objects that were taken off a block."""
 
-    def __init__(self, wrapped: TextBlock, form: JsonForm, clock: Clock, taken: TakenOff) -> None:
+    def __init__(self, wrapped: TextBlock, form: JsonForm, clock: Clock, taken: UnwrappedLines) -> None:
         super().__init__(wrapped, (), clock, taken.heads)
         self.form, self._within = form, taken.within
         self.names = (form.name, form.text)
@@ -345,14 +352,14 @@ def _entry_lines(unwrapper: Unwrapper, number: int, fields: dict[str, object], c
 def is_newest_first(piece: Piece) -> bool:
     """Whether the clock of a source's first piece goes back nearly always."""
     if isinstance(piece, TextBlock) and piece.envelopes is None:
-        return goes_back(inner_clocks(piece.data))
+        return is_falling(inner_clocks(piece.data))
     head = islice(_lines(piece), _CLOCKS)
-    return goes_back((ln.outer.time_us for ln in head if ln.outer and ln.outer.time_us is not None), _CLOCKS)
+    return is_falling((ln.outer.time_us for ln in head if ln.outer and ln.outer.time_us is not None), _CLOCKS)
 
 
-def turned_round(first: Piece, rest: Iterator[Piece]) -> Iterator[list[Line]]:
+def oldest_first_pieces(first: Piece, rest: Iterator[Piece]) -> Iterator[list[Line]]:
     """The lines of a newest-first source, oldest first."""
-    lines = newest_last(line for piece in chain((first,), rest) for line in _lines(piece))
+    lines = oldest_first(line for piece in chain((first,), rest) for line in _lines(piece))
     while part := list(islice(lines, 4096)):
         yield part
 

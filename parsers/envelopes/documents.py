@@ -11,15 +11,15 @@ import re
 from typing import Protocol
 
 from parsers.envelopes import structured
-from parsers.envelopes.form import Clock, Peeled
+from parsers.envelopes.form import Clock, Unwrapped
 from parsers.envelopes.rare import mapping_of
 from parsers.envelopes.system_log import journal_entry
 from parsers.lines import later
 
-__all__ = ["Collector", "Verdict", "begin"]
+__all__ = ["Collector", "Progress", "collector_for"]
 
 
-class Verdict:
+class Progress:
     """What a collector says of a line: it needs more, is complete with it, was complete before it, or gives up."""
 
     MORE = "more"
@@ -32,9 +32,9 @@ class Collector(Protocol):
     """Collects an entry of several lines; `take` is called with each line, the first included."""
 
     def take(self, text: str) -> str:
-        """What the line is to the entry: one of `Verdict`."""
+        """What the line is to the entry: one of `Progress`."""
 
-    def entries(self, clock: Clock) -> list[Peeled]:
+    def entries(self, clock: Clock) -> list[Unwrapped]:
         """The entries collected; empty when the lines were none."""
 
 
@@ -56,18 +56,18 @@ class _Verbose:
         if not self._fields:
             found = _VERBOSE_TIME.search(text)
             self._fields["__REALTIME_TIMESTAMP"] = str(int(found[1], 16)) if found else ""
-            return Verdict.MORE
+            return Progress.MORE
         if found := _VERBOSE_FIELD.match(text):
             self._name = found["name"]
             self._fields.setdefault(self._name, found["value"])
-            return Verdict.MORE
+            return Progress.MORE
         indent = 5 + len(self._name or "")
         if self._name is not None and text.startswith(" " * indent):
             self._more.setdefault(self._name, []).append(text[indent:])
-            return Verdict.MORE
-        return Verdict.BEFORE
+            return Progress.MORE
+        return Progress.BEFORE
 
-    def entries(self, clock: Clock) -> list[Peeled]:
+    def entries(self, clock: Clock) -> list[Unwrapped]:
         for name, more in self._more.items():
             self._fields[name] = "\n".join([str(self._fields[name]), *more])
         peeled = journal_entry(self._fields, clock, "journal-verbose")
@@ -95,18 +95,18 @@ class _Export:
             if self._is_inside(text):
                 self._value.append(text)
                 self._size += len(text.encode("utf-8", "replace")) + 1
-                return Verdict.MORE
+                return Progress.MORE
             self._close()
         if not text:
-            return Verdict.DONE
+            return Progress.DONE
         found = _EXPORT_NAME.match(text)
         if found is None:
-            return Verdict.BEFORE
+            return Progress.BEFORE
         if found["equals"]:
             self._fields.setdefault(text[: found.end() - 1], text[found.end() :])
         else:
             self._binary, self._value, self._wanted, self._size = text, [], 0, 0
-        return Verdict.MORE
+        return Progress.MORE
 
     def _is_inside(self, text: str) -> bool:
         if not self._value:
@@ -123,7 +123,7 @@ class _Export:
             self._fields.setdefault(self._binary, "\n".join(self._value)[8:])
         self._binary = None
 
-    def entries(self, clock: Clock) -> list[Peeled]:
+    def entries(self, clock: Clock) -> list[Unwrapped]:
         self._close()
         peeled = journal_entry(self._fields, clock, "journal-export")
         return [peeled] if peeled else []
@@ -145,14 +145,14 @@ class _Pretty:
         if not self._lines:
             self._indent = text[: len(text) - len(text.lstrip())]
         elif bare == "{" and len(self._lines) <= 3 and _OPENS_LIST.match(self._lines[-1]):
-            return Verdict.NOT_MINE  # a document: its entries are collected one by one, from this line on
+            return Progress.NOT_MINE  # a document: its entries are collected one by one, from this line on
         elif bare and not _JSON_LINE.match(text):
-            return Verdict.NOT_MINE
+            return Progress.NOT_MINE
         self._lines.append(text)
         closes = bare in ("}", "},") and text.startswith(self._indent + "}")
-        return Verdict.DONE if closes else Verdict.MORE
+        return Progress.DONE if closes else Progress.MORE
 
-    def entries(self, clock: Clock) -> list[Peeled]:
+    def entries(self, clock: Clock) -> list[Unwrapped]:
         text = "\n".join(self._lines).strip().rstrip(",")
         value = structured.parse(text)
         if value is None:
@@ -160,7 +160,7 @@ class _Pretty:
         return [_named(entry, "journal-json-pretty") for entry in structured.entries(value, clock)]
 
 
-def _named(entry: Peeled, name: str) -> Peeled:
+def _named(entry: Unwrapped, name: str) -> Unwrapped:
     if entry.outer.envelope != "journal-json":
         return entry
     return entry._replace(outer=entry.outer._replace(envelope=name))
@@ -186,31 +186,31 @@ class _CloudYaml:
     def take(self, text: str) -> str:
         if text == "---":
             if self._keys:
-                return Verdict.BEFORE
-            return Verdict.NOT_MINE if self._lines else self._add(text)
+                return Progress.BEFORE
+            return Progress.NOT_MINE if self._lines else self._add(text)
         found = _TOP_KEY.match(text)
         if found is not None:
             if found["key"] in self._keys:
-                return Verdict.BEFORE
+                return Progress.BEFORE
             self._keys.add(found["key"])
             self._may_nest = found["key"] not in _SCALARS
             return self._add(text)
         if self._keys and self._may_nest and (not text or text[0] in " -}"):
             return self._add(text)
-        return Verdict.BEFORE if {"textPayload", "timestamp"} <= self._keys else Verdict.NOT_MINE
+        return Progress.BEFORE if {"textPayload", "timestamp"} <= self._keys else Progress.NOT_MINE
 
     def _add(self, text: str) -> str:
         self._lines.append(text)
-        return Verdict.MORE
+        return Progress.MORE
 
-    def entries(self, clock: Clock) -> list[Peeled]:
+    def entries(self, clock: Clock) -> list[Unwrapped]:
         return list(structured.entries(mapping_of(self._lines), clock))
 
 
 _CLOUD_STARTS = ("insertId: ", "textPayload: ", "timestamp: ")
 
 
-def begin(text: str) -> Collector | None:
+def collector_for(text: str) -> Collector | None:
     """The collector of an entry that starts with this line, or None."""
     first = text[0]
     if first in "{ \t":

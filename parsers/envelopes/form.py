@@ -21,7 +21,7 @@ __all__ = [
     "Clock",
     "Envelope",
     "Partials",
-    "Peeled",
+    "Unwrapped",
     "Whole",
     "believed",
     "looks_like_record",
@@ -177,7 +177,7 @@ def _now_us() -> int:
     return _microseconds(datetime.now(timezone.utc))
 
 
-class Peeled(NamedTuple):
+class Unwrapped(NamedTuple):
     """One layer removed: `text` is what it held.
 
     `shape` tells variants of a weak envelope apart (with a zone or without, this pod or that). `partial`
@@ -204,7 +204,7 @@ class Envelope(NamedTuple):
 
     name: str
     starts: frozenset[str]
-    peel: Callable[[str, Clock], Peeled | None]
+    peel: Callable[[str, Clock], Unwrapped | None]
     weak: bool = False
     vague: bool = False
     bulk: re.Pattern[bytes] | None = None
@@ -254,7 +254,7 @@ class Partials:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, number: int, peeled: Peeled, outer: Outer) -> Whole | None:
+    def add(self, number: int, peeled: Unwrapped, outer: Outer) -> Whole | None:
         """The whole line that this part completes (its number that of the first part), or None."""
         if not self._open and not peeled.partial:
             return number, peeled.text, outer

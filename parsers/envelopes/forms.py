@@ -23,7 +23,7 @@ import csv
 import re
 
 from parsers.envelopes import system_log as syslog
-from parsers.envelopes.form import ISO, Clock, Envelope, Peeled, looks_like_record, of_each_line
+from parsers.envelopes.form import ISO, Clock, Envelope, Unwrapped, looks_like_record, of_each_line
 from parsers.lines import Outer, later
 
 __all__ = [
@@ -59,32 +59,32 @@ def _shape(iso: str) -> str:
     return iso[10] + iso[19:20] + (iso[-1] if iso[-1] in "ZCT" else iso[-3:-2].strip("0123456789"))
 
 
-def _stamp(text: str, clock: Clock) -> Peeled | None:
+def _stamp(text: str, clock: Clock) -> Unwrapped | None:
     found = _STAMP.match(text)
     if found is None:
         return None
     iso = found["iso"]
-    return Peeled(Outer("timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso))
+    return Unwrapped(Outer("timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso))
 
 
-def _bracketed(text: str, clock: Clock) -> Peeled | None:
+def _bracketed(text: str, clock: Clock) -> Unwrapped | None:
     found = _BRACKETED.match(text)
     if found is None:
         return None
     iso = found["iso"]
-    return Peeled(Outer("bracketed-timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso))
+    return Unwrapped(Outer("bracketed-timestamp", clock.stamp(iso)), text[found.end() :], shape=_shape(iso))
 
 
-def _viewer(text: str, clock: Clock) -> Peeled | None:
+def _viewer(text: str, clock: Clock) -> Unwrapped | None:
     found = _VIEWER.match(text)
     if found is None:
         return None
     label = found["label"].strip("[]")
     outer = Outer("viewer", clock.stamp(found["iso"]), stream=label if label.startswith("std") else None)
-    return Peeled(outer, text[found.end() :], shape=_shape(found["iso"]))
+    return Unwrapped(outer, text[found.end() :], shape=_shape(found["iso"]))
 
 
-def _logcli(text: str, clock: Clock) -> Peeled | None:
+def _logcli(text: str, clock: Clock) -> Unwrapped | None:
     found = _LOGCLI.match(text)
     if found is None:
         return None
@@ -98,20 +98,20 @@ def _logcli(text: str, clock: Clock) -> Peeled | None:
         container=labels.get("container") or labels.get("container_name"),
         stream=labels.get("stream"),
     )
-    return Peeled(outer, text[found.end() :])
+    return Unwrapped(outer, text[found.end() :])
 
 
-def _stream(text: str, clock: Clock) -> Peeled | None:
+def _stream(text: str, clock: Clock) -> Unwrapped | None:
     found = _STREAM.match(text)
     if found is None:
         return None
     outer = Outer("cloudwatch", clock.stamp(found["iso"]), container=found["stream"])
-    return Peeled(outer, text[found.end() :], shape=found["stream"])
+    return Unwrapped(outer, text[found.end() :], shape=found["stream"])
 
 
-def _quote(text: str, clock: Clock) -> Peeled | None:
+def _quote(text: str, clock: Clock) -> Unwrapped | None:
     found = _QUOTE.match(text)
-    return found and Peeled(Outer("quote"), text[found.end() :])
+    return found and Unwrapped(Outer("quote"), text[found.end() :])
 
 
 _DIGITS = frozenset("0123456789")
@@ -152,47 +152,47 @@ _GUTTER = later(
 _BARE_GUTTER = later(r"[ \t]{0,40}\|(?: |$)", re.A)
 
 
-def _cri(text: str, clock: Clock) -> Peeled | None:
+def _cri(text: str, clock: Clock) -> Unwrapped | None:
     found = _CRI.match(text)
     if found is None:
         return None
     outer = Outer("cri", clock.stamp(found["iso"]), stream=found["stream"])
-    return Peeled(outer, text[found.end() :], partial=found["tag"] == "P")
+    return Unwrapped(outer, text[found.end() :], partial=found["tag"] == "P")
 
 
-def _pod(text: str, clock: Clock) -> Peeled | None:
+def _pod(text: str, clock: Clock) -> Unwrapped | None:
     found = _POD.match(text)
     if found is None:
         return None
-    return Peeled(Outer("kubectl-prefix", pod=found["pod"], container=found["container"]), text[found.end() :])
+    return Unwrapped(Outer("kubectl-prefix", pod=found["pod"], container=found["container"]), text[found.end() :])
 
 
-def _stern(pattern: re.Pattern[str], text: str) -> Peeled | None:
+def _stern(pattern: re.Pattern[str], text: str) -> Unwrapped | None:
     found = pattern.match(text)
     if found is None or "-" not in found["pod"]:
         return None
     outer = Outer("stern", pod=found["pod"], container=found["container"])
-    return Peeled(outer, text[found.end() :], shape=f"{found['pod']} {found['container']}")
+    return Unwrapped(outer, text[found.end() :], shape=f"{found['pod']} {found['container']}")
 
 
-def _stern_short(text: str, clock: Clock) -> Peeled | None:
+def _stern_short(text: str, clock: Clock) -> Unwrapped | None:
     return _stern(_STERN_SHORT, text)
 
 
-def _stern_namespace(text: str, clock: Clock) -> Peeled | None:
+def _stern_namespace(text: str, clock: Clock) -> Unwrapped | None:
     return _stern(_STERN, text)
 
 
-def _gutter(text: str, clock: Clock) -> Peeled | None:
+def _gutter(text: str, clock: Clock) -> Unwrapped | None:
     found = _GUTTER.match(text)
     if found is None:
         return None
-    return Peeled(Outer("compose", container=found["container"]), text[found.end() :])
+    return Unwrapped(Outer("compose", container=found["container"]), text[found.end() :])
 
 
-def _bare_gutter(text: str, clock: Clock) -> Peeled | None:
+def _bare_gutter(text: str, clock: Clock) -> Unwrapped | None:
     found = _BARE_GUTTER.match(text)
-    return found and Peeled(Outer("gutter"), text[found.end() :])
+    return found and Unwrapped(Outer("gutter"), text[found.end() :])
 
 
 _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz")
@@ -232,47 +232,47 @@ _BUILDKITE = later(r"\x1b_bk;t=(?P<epoch>\d{13})\x07", re.A)
 _GITLAB = later(rf"(?P<iso>{ISO}) \d\d(?P<stream>[OE])(?: |\+|$)", re.A)
 
 
-def _task(text: str, clock: Clock) -> Peeled | None:
+def _task(text: str, clock: Clock) -> Unwrapped | None:
     found = _TASK.match(text)
-    return found and Peeled(Outer("task", stream=found["stream"]), text[found.end() :])
+    return found and Unwrapped(Outer("task", stream=found["stream"]), text[found.end() :])
 
 
-def _month(text: str, clock: Clock) -> Peeled | None:
+def _month(text: str, clock: Clock) -> Unwrapped | None:
     found = _MONTH.match(text)
     if found is None:
         return None
     time_us = clock.month_day(found["month"], found["day"], found["time"], found["year"])
-    return Peeled(Outer("timestamp", time_us), text[found.end() :])
+    return Unwrapped(Outer("timestamp", time_us), text[found.end() :])
 
 
-def _epoch(text: str, clock: Clock) -> Peeled | None:
+def _epoch(text: str, clock: Clock) -> Unwrapped | None:
     found = _EPOCH.match(text)
-    return found and Peeled(Outer("timestamp", clock.epoch(found["epoch"])), text[found.end() :])
+    return found and Unwrapped(Outer("timestamp", clock.epoch(found["epoch"])), text[found.end() :])
 
 
-def _time(text: str, clock: Clock) -> Peeled | None:
+def _time(text: str, clock: Clock) -> Unwrapped | None:
     found = _TIME.match(text)
-    return found and Peeled(Outer("time-of-day"), text[found.end() :], shape=text[0])
+    return found and Unwrapped(Outer("time-of-day"), text[found.end() :], shape=text[0])
 
 
-def _job(text: str, clock: Clock) -> Peeled | None:
+def _job(text: str, clock: Clock) -> Unwrapped | None:
     found = _JOB.match(text)
     if found is None:
         return None
-    return Peeled(Outer("ci-job", clock.stamp(found["iso"]), unit=found["job"]), text[found.end() :])
+    return Unwrapped(Outer("ci-job", clock.stamp(found["iso"]), unit=found["job"]), text[found.end() :])
 
 
-def _buildkite(text: str, clock: Clock) -> Peeled | None:
+def _buildkite(text: str, clock: Clock) -> Unwrapped | None:
     found = _BUILDKITE.match(text)
-    return found and Peeled(Outer("buildkite", clock.epoch(found["epoch"])), text[found.end() :])
+    return found and Unwrapped(Outer("buildkite", clock.epoch(found["epoch"])), text[found.end() :])
 
 
-def _gitlab(text: str, clock: Clock) -> Peeled | None:
+def _gitlab(text: str, clock: Clock) -> Unwrapped | None:
     found = _GITLAB.match(text)
     if found is None:
         return None
     stream = "stdout" if found["stream"] == "O" else "stderr"
-    return Peeled(Outer("gitlab", clock.stamp(found["iso"]), stream=stream), text[found.end() :])
+    return Unwrapped(Outer("gitlab", clock.stamp(found["iso"]), stream=stream), text[found.end() :])
 
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -295,15 +295,15 @@ _CSV = later(rf'(?:"[^"]{{0,200}}"|{ISO}|\d{{10,19}})[,;]', re.A)
 _STAMP_ALONE = later(rf"{ISO}\Z|\d{{10,19}}\Z", re.A)
 
 
-def _table(text: str, clock: Clock) -> Peeled | None:
+def _table(text: str, clock: Clock) -> Unwrapped | None:
     found = _TABLE.match(text)
     if found is None:
         return None
     outer = Outer("table", clock.stamp(found["iso"]), host=found["host"])
-    return Peeled(outer, text[found.end() :])
+    return Unwrapped(outer, text[found.end() :])
 
 
-def _csv(text: str, clock: Clock) -> Peeled | None:
+def _csv(text: str, clock: Clock) -> Unwrapped | None:
     """The cell that looks like a record, else the longest text, else the last, of a row that has a stamp."""
     found = _CSV.match(text)
     if found is None:
@@ -319,7 +319,7 @@ def _csv(text: str, clock: Clock) -> Peeled | None:
     payload = next((cell for cell in texts if looks_like_record(cell)), None)
     if payload is None:
         payload = max((cell for cell in texts if " " in cell), key=len, default=texts[-1])
-    return Peeled(Outer("csv", clock.any(stamps[0])), payload, shape=str(len(cells)))
+    return Unwrapped(Outer("csv", clock.any(stamps[0])), payload, shape=str(len(cells)))
 
 
 ENVELOPES = (

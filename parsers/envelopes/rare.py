@@ -31,7 +31,7 @@ from parsers.envelopes.form import Clock, looks_like_record
 from parsers.envelopes.forms import possible_envelopes
 from parsers.lines import MAX_LINE, Line, json_without_lone_surrogates, later, packed, unpacked
 
-__all__ = ["Rows", "TooLargeError", "goes_back", "inner_clocks", "mapping_of", "newest_last", "rows_of"]
+__all__ = ["Rows", "TooLargeError", "inner_clocks", "is_falling", "mapping_of", "oldest_first", "rows_of"]
 _NARROWEST, _WIDEST = 40, 400
 _FEWEST = 3  # full rows that make a width
 _DROPPED = 2
@@ -119,7 +119,7 @@ class TooLargeError(Exception):
     """A newest-first source is larger than the space given to turn it round."""
 
 
-def goes_back(clocks: Iterable[int] | Iterable[bytes], most: int = sys.maxsize) -> bool:
+def is_falling(clocks: Iterable[int] | Iterable[bytes], most: int = sys.maxsize) -> bool:
     """Whether a series of at most `most` times falls: at least three falls, and ten for each rise."""
     falls = rises = 0
     for before, after in pairwise(clocks):
@@ -135,7 +135,7 @@ def inner_clocks(data: bytes) -> list[bytes]:
     return _RECORD_CLOCK.findall(data)
 
 
-def newest_last(lines: Iterable[Line]) -> Iterator[Line]:
+def oldest_first(lines: Iterable[Line]) -> Iterator[Line]:
     """The lines of all entries from the last entry to the first; the lines within an entry keep their order.
 
     Raises `TooLargeError` when they take more than 4 GiB.

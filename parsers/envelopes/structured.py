@@ -21,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parsers.envelopes.form import Clock, Peeled, looks_like_record
+from parsers.envelopes.form import Clock, Unwrapped, looks_like_record
 from parsers.envelopes.system_log import journal_entry
 from parsers.lines import Heads, JsonRecord, Outer, TextBlock, json_without_lone_surrogates, later
 
-__all__ = ["JsonForm", "TakenOff", "different", "entries", "from_line", "json_form", "parse"]
+__all__ = ["JsonForm", "UnwrappedLines", "distinct_rows", "entries", "from_line", "json_form", "parse"]
 
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "@message", "line", "_raw", "Body", "body")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts", "_time", "date", "Timestamp", "observedTimestamp")
@@ -50,7 +50,7 @@ def parse(text: str) -> object:
         return None
 
 
-def from_line(text: str, clock: Clock) -> list[Peeled]:
+def from_line(text: str, clock: Clock) -> list[Unwrapped]:
     """The entries in one line of JSON (also with the marks of json-sse and json-seq); empty when there is none."""
     if text[0] == "\x1e":
         text = text[1:]
@@ -60,7 +60,7 @@ def from_line(text: str, clock: Clock) -> list[Peeled]:
     return list(entries(value, clock)) if isinstance(value, (dict, list)) else []
 
 
-def entries(value: object, clock: Clock, depth: int = 0) -> Iterator[Peeled]:
+def entries(value: object, clock: Clock, depth: int = 0) -> Iterator[Unwrapped]:
     """The log entries in a JSON value, in its order: an object that is one, or a document that holds several."""
     if depth > _DEPTH:
         return
@@ -85,13 +85,13 @@ def entries(value: object, clock: Clock, depth: int = 0) -> Iterator[Peeled]:
                 yield from entries(inner, clock, depth + 1)
 
 
-def _loki_stream(value: _Json, clock: Clock) -> Iterator[Peeled]:
+def _loki_stream(value: _Json, clock: Clock) -> Iterator[Unwrapped]:
     """`{"stream": {labels}, "values": [["1778262423906000000", "line"], ...]}` of a Loki query's answer."""
     rows = value["values"]
     facts = _facts(value)
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, list) and len(row) >= 2 and isinstance(row[1], str):
-            yield Peeled(Outer("loki", clock.any(row[0]), *facts), row[1])
+            yield Unwrapped(Outer("loki", clock.any(row[0]), *facts), row[1])
 
 
 def _insights_row(value: list[object]) -> dict[str, object] | None:
@@ -104,21 +104,21 @@ def _insights_row(value: list[object]) -> dict[str, object] | None:
     return row or None
 
 
-def _entry(value: _Json, clock: Clock, depth: int = 0) -> Peeled | None:
+def _entry(value: _Json, clock: Clock, depth: int = 0) -> Unwrapped | None:
     """The entry that an object is, or None."""
     if "MESSAGE" in value and any(key.startswith("_") for key in value):
         return journal_entry(value, clock, "journal-json")
     log = value.get("log")
     if isinstance(log, str) and _DOCKER_KEYS.issuperset(value) and len(value) > 1:
         outer = Outer("docker-json", clock.any(value.get("time")), stream=_text(value.get("stream")))
-        return Peeled(outer, log, partial=not log.endswith("\n"))
+        return Unwrapped(outer, log, partial=not log.endswith("\n"))
     record = _formatter_record(value, clock)
     if record is not None:
         return record
     return _shipped(value, clock, depth)
 
 
-def _shipped(value: _Json, clock: Clock, depth: int) -> Peeled | None:
+def _shipped(value: _Json, clock: Clock, depth: int) -> Unwrapped | None:
     text = next((t for key in _TEXT_KEYS if (t := _plain(value.get(key))) is not None), None)
     if text is None:
         for key in _NESTED_TEXT:
@@ -128,10 +128,10 @@ def _shipped(value: _Json, clock: Clock, depth: int) -> Peeled | None:
                 if peeled is not None:
                     return _with_facts(peeled, value, clock)
         return None
-    return Peeled(Outer(_shipper(value), _time(value, clock), *_facts(value)), text)
+    return Unwrapped(Outer(_shipper(value), _time(value, clock), *_facts(value)), text)
 
 
-def _with_facts(peeled: Peeled, value: _Json, clock: Clock) -> Peeled:
+def _with_facts(peeled: Unwrapped, value: _Json, clock: Clock) -> Unwrapped:
     """An entry nested in another object, with that object's time and names where it has none itself."""
     own = peeled.outer
     time_us = _time(value, clock)
@@ -194,7 +194,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _formatter_record(value: _Json, clock: Clock) -> Peeled | None:
+def _formatter_record(value: _Json, clock: Clock) -> Unwrapped | None:
     """What a JSON formatter inside the server wrote: it has a level and a logger's name."""
     level = next((t for k in ("levelname", "level", "severity") if (t := _text(value.get(k)))), None)
     logger = next((t for key in _LOGGER_KEYS if (t := _text(value.get(key)))), None)
@@ -222,7 +222,7 @@ def _formatter_record(value: _Json, clock: Clock) -> Peeled | None:
     )
     zoned = isinstance(stamp, (int, float)) or (isinstance(stamp, str) and bool(_ZONE.search(stamp)))
     outer = Outer("vllm-json", clock.any(stamp) if zoned else None, *_facts(value))
-    return Peeled(outer, message, record=record)
+    return Unwrapped(outer, message, record=record)
 
 
 _ZONE = later(r"\d(?: ?Z|[+-]\d\d:?\d\d| UTC)\Z")
@@ -261,7 +261,7 @@ _NO_LINE = frozenset(map(chr, (*range(9), *range(10, 27), *range(28, 32))))  # a
 Places = NDArray[np.int64]
 
 
-class TakenOff(NamedTuple):
+class UnwrappedLines(NamedTuple):
     """The lines out of their envelopes, and what of these tells the facts: `heads`, which are parts of the lines if they are `within`."""
 
     data: bytes
@@ -312,7 +312,7 @@ class JsonForm:
         self._backslashes = sum(text.count(b"\\") for text in literals)
         self._kinds: dict[bytes, bool] = {}
 
-    def taken_off(self, block: TextBlock, clock: Clock) -> TakenOff | None:
+    def taken_off(self, block: TextBlock, clock: Clock) -> UnwrappedLines | None:
         """Take the envelopes off a block's lines; None where not all have this form, or one is to be looked at by itself."""
         data, starts, ends = block.data, block.starts, block.ends
         data = data if data.endswith(b"\n") else data + b"\n"
@@ -335,7 +335,7 @@ class JsonForm:
         for kind, row in kinds.items():
             if kind not in self._kinds:
                 self._kinds[kind] = self._is_one_line(block.line_bytes(row), clock)
-        return TakenOff(text, heads, within) if all(self._kinds[kind] for kind in kinds) else None
+        return UnwrappedLines(text, heads, within) if all(self._kinds[kind] for kind in kinds) else None
 
     def _spans(self, data: bytes, starts: Places, ends: Places) -> _Spans | None:
         codes = np.frombuffer(data, np.uint8)
@@ -435,7 +435,7 @@ def _kinds(heads: Heads) -> dict[bytes, int] | None:
     for size in sizes.tolist():
         rows = np.flatnonzero(heads.sizes == size)
         found = _fetched(heads.data, heads.starts[rows], size)
-        for row in different(np.where(found - np.uint8(ord("0")) <= 9, np.uint8(ord("0")), found))[0].tolist():
+        for row in distinct_rows(np.where(found - np.uint8(ord("0")) <= 9, np.uint8(ord("0")), found))[0].tolist():
             kinds[found[row].tobytes().translate(_MASK)] = int(rows[row])
         if len(kinds) > _FEW_KINDS:
             return None
@@ -448,7 +448,7 @@ def _kinds_of_each(heads: Heads) -> dict[bytes, int]:
     return {masked[start:end]: row for row, (start, end) in enumerate(places)}
 
 
-def different(lines: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def distinct_rows(lines: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """One row of each kind, and of which kind each row is. Only the columns that vary are compared, eight at a time."""
     varied = lines[:, (lines != lines[0]).any(axis=0)]
     codes = np.zeros(len(lines), np.int64)
@@ -500,7 +500,7 @@ def _is_key(tokens: list[bytes], place: int) -> bool:
     return after == b":"
 
 
-def _says_nothing(tokens: list[bytes], place: int, peeled: Peeled, clock: Clock) -> bool:
+def _says_nothing(tokens: list[bytes], place: int, peeled: Unwrapped, clock: Clock) -> bool:
     """Whether the digits of a text may be others, and the entry is the same: it is tried."""
     for digit in (b"7", b"3"):
         tried = [*tokens[:place], _DIGIT.sub(digit, tokens[place]), *tokens[place + 1 :]]
@@ -509,7 +509,7 @@ def _says_nothing(tokens: list[bytes], place: int, peeled: Peeled, clock: Clock)
     return True
 
 
-def _only(text: str, clock: Clock) -> Peeled | None:
+def _only(text: str, clock: Clock) -> Unwrapped | None:
     """The entry of a line that holds one whole one."""
     found = from_line(text, clock)
     return found[0] if len(found) == 1 and not found[0].partial and found[0].record is None else None

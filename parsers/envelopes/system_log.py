@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from parsers.envelopes.form import ISO, Clock, Envelope, Peeled, of_each_line
+from parsers.envelopes.form import ISO, Clock, Envelope, Unwrapped, of_each_line
 from parsers.lines import Outer, later
 
 __all__ = ["STRONG", "WEAK", "ExportReader", "journal_entry", "journal_text"]
@@ -56,41 +56,41 @@ def _with_pid(pattern: re.Pattern[str]) -> re.Pattern[bytes]:
     return of_each_line(later(required + r"(?![^\n]*#0)", re.A))
 
 
-def _short(text: str, clock: Clock) -> Peeled | None:
+def _short(text: str, clock: Clock) -> Unwrapped | None:
     found = _SHORT.match(text)
     if found is None or not (found["pid"] or found["priority"]):
         return None
     return _month_day(found, text, clock)
 
 
-def _short_without_pid(text: str, clock: Clock) -> Peeled | None:
+def _short_without_pid(text: str, clock: Clock) -> Unwrapped | None:
     found = _SHORT.match(text)
     if found is None or found["pid"] or found["priority"]:
         return None
     return _month_day(found, text, clock)._replace(shape=found["host"] or found["unit"])
 
 
-def _month_day(found: re.Match[str], text: str, clock: Clock) -> Peeled:
+def _month_day(found: re.Match[str], text: str, clock: Clock) -> Unwrapped:
     time = clock.month_day(found["month"], found["day"], found["time"], found["year"])
     name = "syslog-3164" if found["priority"] else "journal-short"
     return _peeled(name, found, text, time)
 
 
-def _iso(text: str, clock: Clock) -> Peeled | None:
+def _iso(text: str, clock: Clock) -> Unwrapped | None:
     found = _ISO.match(text)
     if found is None or not found["pid"]:
         return None
     return _peeled("journal-short-iso", found, text, clock.iso(found["iso"]))
 
 
-def _iso_without_pid(text: str, clock: Clock) -> Peeled | None:
+def _iso_without_pid(text: str, clock: Clock) -> Unwrapped | None:
     found = _ISO.match(text)
     if found is None or found["pid"] or not found["host"]:
         return None
     return _peeled("journal-short-iso", found, text, clock.iso(found["iso"]))._replace(shape=found["host"])
 
 
-def _full(text: str, clock: Clock) -> Peeled | None:
+def _full(text: str, clock: Clock) -> Unwrapped | None:
     found = _FULL.match(text)
     if found is None:
         return None
@@ -98,17 +98,17 @@ def _full(text: str, clock: Clock) -> Peeled | None:
     return _peeled("journal-with-unit", found, text, clock.iso(f"{found['stamp']} {zone}".rstrip()))
 
 
-def _unix(text: str, clock: Clock) -> Peeled | None:
+def _unix(text: str, clock: Clock) -> Unwrapped | None:
     found = _UNIX.match(text)
     return found and _peeled("journal-short-unix", found, text, clock.epoch(found["epoch"]))
 
 
-def _monotonic(text: str, clock: Clock) -> Peeled | None:
+def _monotonic(text: str, clock: Clock) -> Unwrapped | None:
     found = _MONOTONIC.match(text)
     return found and _peeled("journal-short-monotonic", found, text, None)
 
 
-def _rfc5424(text: str, clock: Clock) -> Peeled | None:
+def _rfc5424(text: str, clock: Clock) -> Unwrapped | None:
     found = _RFC5424.match(text)
     if found is None:
         return None
@@ -119,7 +119,7 @@ def _rfc5424(text: str, clock: Clock) -> Peeled | None:
     return peeled._replace(outer=outer._replace(host=host, unit=unit))
 
 
-def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> Peeled:
+def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> Unwrapped:
     pid = found["pid"]
     outer = Outer(
         name,
@@ -131,7 +131,7 @@ def _peeled(name: str, found: re.Match[str], text: str, time_us: int | None) -> 
     payload = text[found.end() :]
     if "#0" in payload:
         payload = _OCTAL.sub(lambda code: chr(int(code[1], 8)), payload).rstrip("\r")
-    return Peeled(outer, payload, indent=found.end())
+    return Unwrapped(outer, payload, indent=found.end())
 
 
 _DIGITS = frozenset("0123456789")
@@ -167,7 +167,7 @@ def journal_text(value: object) -> str | None:
     return None
 
 
-def journal_entry(fields: Mapping[str, object], clock: Clock, envelope: str) -> Peeled | None:
+def journal_entry(fields: Mapping[str, object], clock: Clock, envelope: str) -> Unwrapped | None:
     """The entry that the fields make, or None without a readable MESSAGE."""
     message = journal_text(fields.get("MESSAGE"))
     if message is None:
@@ -186,7 +186,7 @@ def journal_entry(fields: Mapping[str, object], clock: Clock, envelope: str) -> 
         pid=int(pid) if pid is not None and pid.isdecimal() and len(pid) <= _LONGEST_PID else None,
     )
     partial = first("CONTAINER_PARTIAL_MESSAGE") == "true" or first("_LINE_BREAK") == "line-max"
-    return Peeled(outer, message, partial=partial)
+    return Unwrapped(outer, message, partial=partial)
 
 
 class ExportReader:

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from parsers.envelopes import structured
-from parsers.envelopes.documents import Collector, Verdict, begin
-from parsers.envelopes.form import MAX_LENGTH, Clock, Envelope, Partials, Peeled, looks_like_record
+from parsers.envelopes.documents import Collector, Progress, collector_for
+from parsers.envelopes.form import MAX_LENGTH, Clock, Envelope, Partials, Unwrapped, looks_like_record
 from parsers.envelopes.forms import BY_START
 from parsers.lines import Line, Outer, later
 
@@ -115,7 +115,7 @@ class Unwrapper:
             if not texts:
                 break
 
-    def _possible(self, text: str) -> Iterator[tuple[Envelope | None, Peeled]]:
+    def _possible(self, text: str) -> Iterator[tuple[Envelope | None, Unwrapped]]:
         """What a text may wear, strong envelopes first; None for JSON."""
         if text[0] == "{":
             yield from ((None, peeled) for peeled in structured.from_line(text, self.clock))
@@ -151,7 +151,7 @@ class Unwrapper:
                 self._outer, self._indent, self._layers[0].last = None, 0, None
             return [Line(number, text, self._outer)]
         if text[0] in _STARTS:
-            collector = begin(text)
+            collector = collector_for(text)
             if collector is not None:
                 self._collector = collector
                 return self._collect(number, text)
@@ -183,12 +183,12 @@ class Unwrapper:
         if _PLAIN.match(text) or text[0] not in _STARTS:
             return False
         before = [(layer.last, layer.shape) for layer in self._layers]
-        wraps = begin(text) is not None or bool(self._find(text, 0))
+        wraps = collector_for(text) is not None or bool(self._find(text, 0))
         for layer, (last, shape) in zip(self._layers, before, strict=True):
             layer.last, layer.shape = last, shape  # looking leaves no trace
         return wraps or (self._outer is not None and not looks_like_record(text))
 
-    def entry(self, number: int, peeled: Peeled) -> list[Line]:
+    def entry(self, number: int, peeled: Unwrapped) -> list[Line]:
         """The payload lines of an entry that was read elsewhere (a journal's)."""
         return self._emit(number, peeled, None, 0)
 
@@ -227,13 +227,13 @@ class Unwrapper:
             text = text[:MAX_LENGTH]
         return [Line(number, text, self._outer)]
 
-    def _is_whole(self, peeled: Peeled) -> bool:
+    def _is_whole(self, peeled: Unwrapped) -> bool:
         """Whether an entry is one payload line, neither cut nor a formatter's record."""
         if peeled.partial or peeled.record is not None or self._partials:
             return False
         return "\n" not in peeled.text and "\r" not in peeled.text
 
-    def _emit(self, number: int, peeled: Peeled, around: Outer | None, depth: int) -> list[Line]:
+    def _emit(self, number: int, peeled: Unwrapped, around: Outer | None, depth: int) -> list[Line]:
         outer = peeled.outer if around is None else merged_outer(around, peeled.outer)
         if peeled.record is not None:
             return [Line(number, peeled.text, outer, peeled.record)]
@@ -244,7 +244,7 @@ class Unwrapper:
             return []
         return self._payload(*whole, depth + 1)
 
-    def _is_cut(self, peeled: Peeled) -> bool:
+    def _is_cut(self, peeled: Unwrapped) -> bool:
         """Whether a part is one: shippers drop the line feeds that end Docker's lines, then only size tells."""
         if peeled.outer.envelope != "docker-json" or self._feeds_seen:
             return True
@@ -269,7 +269,7 @@ class Unwrapper:
             self._blobs += text.endswith(" blob data]")
         return [Line(number, text, outer)]
 
-    def _find(self, text: str, depth: int) -> list[Peeled]:
+    def _find(self, text: str, depth: int) -> list[Unwrapped]:
         """The entries in a text at a layer, empty when it wears no envelope (that can be told)."""
         layer = self._layers[depth]
         last = layer.last
@@ -291,7 +291,7 @@ class Unwrapper:
         layer.last = None
         return []
 
-    def _believed(self, envelope: Envelope, peeled: Peeled, depth: int) -> bool:
+    def _believed(self, envelope: Envelope, peeled: Unwrapped, depth: int) -> bool:
         """Whether a weak envelope is one here."""
         layer = self._layers[depth]
         if envelope.name in layer.worn or looks_like_record(peeled.text):
@@ -302,7 +302,7 @@ class Unwrapper:
             return True
         return depth == 0 and self._worn_ahead(envelope, peeled.shape)
 
-    def _wears_more(self, peeled: Peeled, depth: int) -> bool:
+    def _wears_more(self, peeled: Unwrapped, depth: int) -> bool:
         inner = peeled.text
         return bool(inner) and depth + 1 < _LAYERS and bool(self._find(inner, depth + 1))
 
@@ -324,19 +324,19 @@ class Unwrapper:
     def _collect(self, number: int, text: str) -> list[Line]:
         collector = self._collector
         assert collector is not None
-        verdict = collector.take(text)
+        progress = collector.take(text)
         self._held_size += len(text)
         too_much = self._held_size > _MAX_COLLECTED or len(self._held) > _MAX_COLLECTED_LINES
-        if verdict == Verdict.MORE and not too_much:
+        if progress == Progress.MORE and not too_much:
             self._held.append((number, text))
             return []
-        if verdict == Verdict.DONE:
+        if progress == Progress.DONE:
             self._held.append((number, text))
             return self._close()
         if not self._held:  # no entry begins with this line
             self._release()
             return self._single(number, text)
-        lines = self._close() if verdict == Verdict.BEFORE else self._give_back()
+        lines = self._close() if progress == Progress.BEFORE else self._give_back()
         return lines + self.feed(number, text)
 
     def _close(self) -> list[Line]:

@@ -24,8 +24,8 @@ from parsers.records.dates import from_epoch_us, to_epoch_us
 __all__ = [
     "COMMON",
     "Coded",
+    "CompactFrame",
     "FrameBuilder",
-    "Lean",
     "Value",
     "columns_of",
     "fields_frame",
@@ -58,7 +58,7 @@ class Coded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lean:
+class CompactFrame:
     """A frame: what it lacks of a schema's columns is `coded`, or has the value of `same` in all rows, else null."""
 
     frame: pl.DataFrame
@@ -85,16 +85,16 @@ class Lean:
             return own[name]
         return repeated(self.same.get(name), len(self), dtype).alias(name)
 
-    def part(self, start: int, end: int) -> Lean:
+    def part(self, start: int, end: int) -> CompactFrame:
         """The rows from `start` to before `end`."""
         coded = {name: Coded(c.texts, c.codes[start:end]) for name, c in self.coded.items()}
-        return Lean(self.frame[start:end], self.same, coded)
+        return CompactFrame(self.frame[start:end], self.same, coded)
 
-    def in_order(self, order: pl.Series) -> Lean:
+    def in_order(self, order: pl.Series) -> CompactFrame:
         """The rows in another order."""
         places = order.to_numpy()
         coded = {name: Coded(c.texts, c.codes[places]) for name, c in self.coded.items()}
-        return Lean(self.frame[order], self.same, coded)
+        return CompactFrame(self.frame[order], self.same, coded)
 
 
 def repeated(value: Value, size: int, dtype: pl.DataType) -> pl.Series:
@@ -108,40 +108,40 @@ def _single(value: Value, dtype: pl.DataType) -> pl.Series:
     return pl.Series([value], dtype=dtype)
 
 
-def stacked(frames: Sequence[Lean], schema: Schema) -> Lean:
+def stacked(frames: Sequence[CompactFrame], schema: Schema) -> CompactFrame:
     """Frames of the columns of `schema` as one."""
     if len(frames) == 1:
         return frames[0]
-    own = [lean.frame.to_dict() for lean in frames]
+    own = [compact.frame.to_dict() for compact in frames]
     varied: list[pl.Series] = []
     same: dict[str, Value] = {}
     coded: dict[str, Coded] = {}
     for name, dtype in schema.items():
         kinds = {name in columns for columns in own}
-        if any(name in lean.coded for lean in frames):
+        if any(name in compact.coded for compact in frames):
             coded[name] = _coded(name, frames, own)
-        elif kinds == {False} and len({lean.same.get(name) for lean in frames}) == 1:
+        elif kinds == {False} and len({compact.same.get(name) for compact in frames}) == 1:
             same[name] = frames[0].same.get(name)
         else:
-            each = [lean.column(name, c, dtype) for lean, c in zip(frames, own, strict=True)]
+            each = [compact.column(name, c, dtype) for compact, c in zip(frames, own, strict=True)]
             varied.append(pl.concat(each))
-    return Lean(pl.DataFrame(varied), same, coded)
+    return CompactFrame(pl.DataFrame(varied), same, coded)
 
 
-def _coded(name: str, frames: Sequence[Lean], own: Sequence[Mapping[str, pl.Series]]) -> Coded:
+def _coded(name: str, frames: Sequence[CompactFrame], own: Sequence[Mapping[str, pl.Series]]) -> Coded:
     """One list of texts for a column of all frames."""
     places: dict[str | None, int] = {}
     codes = []
-    for lean, columns in zip(frames, own, strict=True):
-        column = lean.coded.get(name)
+    for compact, columns in zip(frames, own, strict=True):
+        column = compact.coded.get(name)
         if column is None and name in columns:  # a frame of single events
             texts = columns[name].drop_nulls().unique().to_list()
             kind = pl.Enum(texts)
             physical = columns[name].cast(kind).to_physical().fill_null(len(texts))
             column = Coded([*texts, None], physical.to_numpy())
         if column is None:
-            place = places.setdefault(_text(lean.same.get(name)), len(places))
-            codes.append(np.full(len(lean), place, np.uint32))
+            place = places.setdefault(_text(compact.same.get(name)), len(places))
+            codes.append(np.full(len(compact), place, np.uint32))
         else:
             mine = [places.setdefault(text, len(places)) for text in column.texts]
             codes.append(np.array(mine, np.uint32)[column.codes])
@@ -246,9 +246,9 @@ class FrameBuilder:
         self._awaited += count
         return order
 
-    def add_frame(self, family: str, lean: Lean) -> None:
+    def add_frame(self, family: str, compact: CompactFrame) -> None:
         """Take numbered events of a family, in columns of `columns_of`; later than any frame before."""
-        frame = self._arrived(lean).whole(columns_of(family))
+        frame = self._arrived(compact).whole(columns_of(family))
         done = self._done.setdefault(family, [])
         if rows := self._rows.pop(family, None):
             done.append(_frame(family, rows))
@@ -256,11 +256,11 @@ class FrameBuilder:
                 frame = pl.concat((done.pop(), frame)).sort("order")
         done.append(frame)
 
-    def _arrived(self, lean: Lean) -> Lean:
+    def _arrived(self, compact: CompactFrame) -> CompactFrame:
         """Numbered events, in their order."""
-        self._awaited -= len(lean)
-        order = lean.frame["order"]
-        return lean if order.is_sorted() else lean.in_order(order.arg_sort())
+        self._awaited -= len(compact)
+        order = compact.frame["order"]
+        return compact if order.is_sorted() else compact.in_order(order.arg_sort())
 
     def families(self) -> list[str]:
         """The families of which there are events."""

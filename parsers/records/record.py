@@ -42,11 +42,11 @@ __all__ = [
     "PlaceKey",
     "Record",
     "RecordText",
-    "as_begun",
+    "continues_client_text",
     "glued_at",
+    "in_line_order",
     "is_client_facing",
     "is_open",
-    "is_told_again",
     "may_continue",
     "place_of",
     "read_records",
@@ -153,7 +153,7 @@ def read_records(lines: Iterable[Line | None]) -> Iterator[Record]:
                 yield from unfinished.pause()
             continue
         yield from assemblers.feed(line)
-    for assembler in as_begun(assemblers.values()):
+    for assembler in in_line_order(assemblers.values()):
         yield from assembler.end()
 
 
@@ -195,7 +195,7 @@ class Assemblers(dict[PlaceKey, "Assembler"]):
         return min(self._may_wait, key=lambda a: a.met, default=None)
 
 
-def as_begun(assemblers: Iterable[Assembler]) -> list[Assembler]:
+def in_line_order(assemblers: Iterable[Assembler]) -> list[Assembler]:
     """In the order of the lines at which their unfinished records begin: the order in which places were met says nothing."""
     return sorted(assemblers, key=lambda a: a.since)
 
@@ -372,7 +372,7 @@ class Assembler:
             pending.lines.append(part)
             pending.ended_with_cr = cr
             return
-        if pending is not None and is_told_again(pending, header, message):
+        if pending is not None and continues_client_text(pending, header, message):
             pending.passed_over += 1
             return
         yield from self._flush()
@@ -519,7 +519,7 @@ def _has_prefix_of(record: Record, header: Header) -> bool:
     )
 
 
-def is_told_again(pending: Record, header: Header, message: str) -> bool:
+def continues_client_text(pending: Record, header: Header, message: str) -> bool:
     """Whether a line is no record but a further line of what a client wrote into the pending one."""
     if not _has_prefix_of(pending, header):
         return False

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from parsers.envelopes import Clock, Unwrapper
-from parsers.envelopes.blocks import is_newest_first, turned_round, unwrapped
+from parsers.envelopes.blocks import is_newest_first, oldest_first_pieces, unwrapped
 from parsers.envelopes.form import zone_of
 from parsers.envelopes.rare import TooLargeError
 from parsers.envelopes.unwrapper import SAMPLE
@@ -250,7 +250,7 @@ class Source:
             yield from pieces
             return
         try:
-            yield from turned_round(first, pieces)
+            yield from oldest_first_pieces(first, pieces)
         except TooLargeError:
             self.loss.problem = "newest first and too large to turn round; sort it oldest first"
         except OSError as error:  # no space for the temporary file

@@ -18,7 +18,7 @@ from logscope.log import stored_rows as frame_files
 from logscope.log.parquet import RowGroups
 from parsers.reading.by_line import read_events
 from parsers.reading.events import Coverage
-from parsers.reading.frames import Lean, frames_of
+from parsers.reading.frames import CompactFrame, frames_of
 from parsers.reading.in_bulk import reader as reading
 from parsers.sources.source import expand
 
@@ -80,7 +80,7 @@ def test_a_file_of_many_row_groups_is_one_frame(tmp_path: Path) -> None:
     ]
     file = RowGroups(path, parts[0].schema, 3)
     for part in parts:
-        file.append(Lean(part))
+        file.append(CompactFrame(part))
     file.close()
     assert_frame_equal(pl.read_parquet(path), pl.concat(parts))
     within = pl.scan_parquet(path).filter(pl.col("order").is_between(31, 40)).collect()
@@ -108,6 +108,6 @@ def test_row_groups_of_any_size(parts: list[tuple[list[str | None], int]], rows:
         path = Path(folder) / "any.parquet"
         file = RowGroups(path, frames[0].schema, rows)
         for frame in frames:
-            file.append(Lean(frame))
+            file.append(CompactFrame(frame))
         file.close()
         assert_frame_equal(pl.read_parquet(path), pl.concat(frames))

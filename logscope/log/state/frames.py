@@ -25,7 +25,7 @@ from logscope.log.state.read_state import Entry, ReadState, locked
 from logscope.log.stored_rows import FrameFiles, Numbers, StoredRows
 from parsers.reading.by_line import MAX_SAMPLES, Keep
 from parsers.reading.events import Coverage, Event, add_coverage
-from parsers.reading.frames import FrameBuilder, Lean
+from parsers.reading.frames import CompactFrame, FrameBuilder
 from parsers.reading.in_bulk.reader import Bulk
 
 __all__ = ["Place", "large_families", "places_in", "places_of", "read_with_state", "representative_frames"]
@@ -233,7 +233,7 @@ def _together(folder: Path, stem: str, parts: Sequence[str]) -> list[str]:
             for scan in scans:
                 height = scan.select(pl.len()).collect().item()
                 for at in range(0, height, _ROWS):
-                    file.append(Lean(scan.slice(at, _ROWS).collect()))
+                    file.append(CompactFrame(scan.slice(at, _ROWS).collect()))
             file.close()
         found.append(name)
     return found

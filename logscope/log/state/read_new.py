@@ -24,7 +24,7 @@ from parsers.reading.by_line import Keep, SourceReader
 from parsers.reading.events import Coverage, Event, add_coverage, event_row
 from parsers.reading.in_bulk.reader import Bulk, ReadOn
 from parsers.records.dates import RecordClock
-from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_open, may_continue
+from parsers.records.record import Assembler, Assemblers, Record, in_line_order, is_open, may_continue
 from parsers.records.servers import Sessions
 from parsers.sources.resuming import ResumePoint, RewrittenError, TailWindow
 
@@ -236,7 +236,7 @@ class _NewInSource:
         """Where the next run begins; what has waited for its next line too long is settled."""
         self.entry.saw_cr |= any(a.saw_cr for a in self.assemblers.values())
         earliest = self.window.earliest_line()
-        waiting = [(a.since, a) for a in as_begun(self.assemblers.values()) if a.since]
+        waiting = [(a.since, a) for a in in_line_order(self.assemblers.values()) if a.since]
         for number, assembler in waiting:
             if number < earliest:
                 for record in assembler.end():
@@ -274,7 +274,7 @@ class _NewInSource:
             reader.count(line)
             for record in self.assemblers.feed(self._numbered(line)):
                 yield from self._events(record, reader, standing)
-        for assembler in as_begun(self.assemblers.values()):
+        for assembler in in_line_order(self.assemblers.values()):
             for record in assembler.end():
                 may_grow = standing == COMPLETE and not self._is_quiet() and _may_grow(record)
                 yield from self._events(record, reader, OPEN if may_grow else standing)

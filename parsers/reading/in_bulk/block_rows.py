@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from parsers.reading.by_line import MAX_TEXT, SourceReader
 from parsers.reading.events import Event
-from parsers.reading.frames import Coded, FrameBuilder, Lean, Value, columns_of
+from parsers.reading.frames import Coded, CompactFrame, FrameBuilder, Value, columns_of
 from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts
 from parsers.reading.in_bulk.messages import BlockMessages, Memory
@@ -151,7 +151,7 @@ class BlockRows:
             message = text[self.messages.texts[row] :]
             evidence(self.reader.name, self.first + row, message[:MAX_TEXT])
 
-    def _frame(self, part: Part, schema: dict[str, pl.DataType]) -> Lean:
+    def _frame(self, part: Part, schema: dict[str, pl.DataType]) -> CompactFrame:
         rows = part.rows
         columns = part.columns | {
             "order": pl.Series(self.order[rows]),
@@ -174,7 +174,7 @@ class BlockRows:
                 varied.append(series(column, len(rows), schema[name]).alias(name))
             else:
                 same[name] = column
-        return Lean(pl.DataFrame(varied), same, coded)
+        return CompactFrame(pl.DataFrame(varied), same, coded)
 
     def _facts(self, rows: NDArray[np.int64]) -> dict[str, Column]:
         """What the envelopes say."""

@@ -20,9 +20,17 @@ from parsers.reading.in_bulk.block import Block, Mask
 from parsers.reading.in_bulk.block_rows import BlockRows, Evidence
 from parsers.reading.in_bulk.envelope_facts import EnvelopeFacts, KnownEnvelopes, joined_facts
 from parsers.reading.in_bulk.messages import Memory, messages_of
-from parsers.reading.in_bulk.templates import Structure, alike_in, mark_cut, mark_tails, mark_told_again, structure_of
+from parsers.reading.in_bulk.templates import Structure, alike_in, mark_client_text, mark_cut, mark_tails, structure_of
 from parsers.records.prefix import Header, parse_header, strip_ansi
-from parsers.records.record import Assembler, Assemblers, Record, as_begun, is_open, is_told_again, place_of
+from parsers.records.record import (
+    Assembler,
+    Assemblers,
+    Record,
+    continues_client_text,
+    in_line_order,
+    is_open,
+    place_of,
+)
 
 __all__ = ["Bulk", "Evidence", "ReadOn", "SourceInBulk"]
 BLOCK = 1 << 23
@@ -76,7 +84,7 @@ class SourceInBulk:
             if sum(len(other.block) for other in held) >= BLOCK:
                 held = self._read(held, more=True)
         self._read(held, more=False)
-        for assembler in as_begun(self.assemblers.values()):
+        for assembler in in_line_order(self.assemblers.values()):
             self._records(assembler.end())
 
     def _in_bulk(self, piece: TextBlock | list[Line]) -> _Held | None:
@@ -117,7 +125,7 @@ class SourceInBulk:
     def _goes_on(self, prefix: Header, message: str, outer: Outer | None) -> bool:
         pending = self.here.pending
         assert pending is not None
-        return self.here.continues(prefix, message, outer) or is_told_again(pending, prefix, message)
+        return self.here.continues(prefix, message, outer) or continues_client_text(pending, prefix, message)
 
     # -- in bulk -------------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class SourceInBulk:
         messages = messages_of(block, found, self.memory)
         # A line after a request belongs to no message, but it has the facts of the request's envelope.
         complete = messages.request if facts is None else np.zeros_like(messages.request)
-        mark_told_again(found, messages.event)
+        mark_client_text(found, messages.event)
         last = min(mark_tails(found, block, complete), mark_cut(found, block))
         stretch = BlockRows(self.reader, self.builder, number, block, found, messages, facts, self.take, self.memory)
         count = last if more and last else len(block)

@@ -38,9 +38,9 @@ __all__ = [
     "Structure",
     "alike_in",
     "is_odd",
+    "mark_client_text",
     "mark_cut",
     "mark_tails",
-    "mark_told_again",
     "structure_of",
 ]
 WORD = r"[!-Z\\-~]"
@@ -497,10 +497,10 @@ def is_odd(message: pl.Expr) -> pl.Expr:
     return message.str.contains_any(words) | message.str.contains(_ODD) | message.str.contains(_OPENS)
 
 
-def mark_told_again(found: Structure, read: Mask) -> None:
+def mark_client_text(found: Structure, read: Mask) -> None:
     """Mark as bad the records with the very prefix of a record before them that may hold client text, and all between.
 
-    `parsers.records.record.is_told_again` decides: they may be no records but further lines of that text. A record that begins as a
+    `parsers.records.record.continues_client_text` decides: they may be no records but further lines of that text. A record that begins as a
     known one but was not `read` may hold anything.
     """
     says = read | found.bad | found.alike.header  # what says nothing known is never told again
