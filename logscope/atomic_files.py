@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["lives", "prefix", "temporary_file", "whole_file", "whole_text", "write_whole"]
+__all__ = ["is_running", "prefix", "temporary_file", "whole_file", "whole_text", "write_whole"]
 _OS_ERROR = re.compile(r"\(os error (?P<number>\d{1,3})\)")
 _LEFT_OVER = re.compile(r"\.(?P<pid>\d{1,10})\.part\Z")
 
@@ -92,15 +92,15 @@ def _remove(path: Path) -> None:
 
 
 def _clear_left_overs(path: Path) -> None:
-    """Remove what runs that were killed left of this file; what a run that lives is writing stays."""
+    """Remove what runs that were killed left of this file; what a run is writing that goes on stays."""
     with suppress(OSError):
         for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
             found = _LEFT_OVER.search(left.name)
-            if found is not None and not lives(int(found["pid"])):
+            if found is not None and not is_running(int(found["pid"])):
                 _remove(left)
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process of this number runs."""
     try:
         os.kill(pid, 0)
@@ -134,7 +134,7 @@ def _clear(folder: str) -> None:
     with suppress(OSError):
         for left in Path(folder).glob("logscope-*"):
             found = _NAME.match(left.name)
-            if found is not None and not lives(int(found["pid"])):
+            if found is not None and not is_running(int(found["pid"])):
                 with suppress(OSError):
                     _remove_leftover(left)
 

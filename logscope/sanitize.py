@@ -25,11 +25,11 @@ __all__ = [
     "LEFT_OUT",
     "OBEYED",
     "axis_text",
-    "beginning",
     "believed_number",
     "clean",
     "escaped",
     "json_document",
+    "message_head",
     "redacted",
     "script_json",
     "stripped",
@@ -139,7 +139,7 @@ def redacted(text: str, limit: int = MAX_LINE) -> str:
     return visible(_CLIENT.sub(r"\g<key>(client) - ", text), limit)
 
 
-def beginning(text: str, limit: int = 200) -> str:
+def message_head(text: str, limit: int = 200) -> str:
     """The first words of a message that nobody knows, its prefix included, up to where its values begin: those may be a client's text."""
     head = _RECORD_HEAD.match(text)
     start = head.end() if head else 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logscope.server.flags import version_key
+from logscope.server.flags import parsed_version
 from parsers.families import FAMILIES, FORMATS, Format, anchors, match, schema
 from tests.formats_data import examples, forms, message_of, same
 
@@ -52,7 +52,7 @@ def test_what_a_format_declares_is_well_formed() -> None:
     for format_ in FORMATS:
         assert format_.family in FAMILIES
         assert format_.engine in ("V0", "V1", "any")
-        assert version_key("0.1.0") <= version_key(format_.first) <= version_key(format_.last)
+        assert parsed_version("0.1.0") <= parsed_version(format_.first) <= parsed_version(format_.last)
         assert re.match(r"(?:INFO|WARNING|DEBUG|ERROR|CRITICAL|raise )", format_.level)
         assert len(format_.needle) > 3 or format_.needle == "█"
 

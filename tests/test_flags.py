@@ -8,21 +8,24 @@ from importlib import resources
 import pytest
 
 from logscope.server.defaults import Deployment, default_for
-from logscope.server.flags import flag_for, release_of, version_key
+from logscope.server.flags import flag_for, parsed_version, release_of
 
 TABLE = json.loads(resources.files("logscope.server").joinpath("flags.json").read_text(encoding="utf-8"))
 RELEASES = TABLE["releases"]
 
 
 def test_versions_are_in_order() -> None:
-    assert [version_key(release) for release in RELEASES] == sorted(version_key(release) for release in RELEASES)
-    assert version_key("0.9.2") < version_key("0.10.0") < version_key("0.10.1") < version_key("0.10.1.1")
-    assert version_key("0.8.5") < version_key("0.8.5.post1") < version_key("0.9.0")
+    assert [parsed_version(release) for release in RELEASES] == sorted(parsed_version(release) for release in RELEASES)
+    assert parsed_version("0.9.2") < parsed_version("0.10.0") < parsed_version("0.10.1") < parsed_version("0.10.1.1")
+    assert parsed_version("0.8.5") < parsed_version("0.8.5.post1") < parsed_version("0.9.0")
     assert (
-        version_key("0.11.1.dev3+gabc") < version_key("0.11.1rc1") < version_key("v0.11.1") == version_key("0.11.1.0")
+        parsed_version("0.11.1.dev3+gabc")
+        < parsed_version("0.11.1rc1")
+        < parsed_version("v0.11.1")
+        == parsed_version("0.11.1.0")
     )
     with pytest.raises(ValueError):
-        version_key("nightly")
+        parsed_version("nightly")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from logscope.errors import fault_of
 from logscope.output.events import to_json
-from logscope.sanitize import OBEYED, beginning, escaped, redacted, stripped, visible, without_client_text
+from logscope.sanitize import OBEYED, escaped, message_head, redacted, stripped, visible, without_client_text
 from tests.conftest import ROOT
 from tests.logs import stats_v1, v0_warning, v1_start
 
@@ -119,7 +119,7 @@ def test_why_a_start_failed_is_shown_in_full(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_warning_is_shown_up_to_its_first_value(text: str, shown: str) -> None:
-    assert beginning(text) == shown
+    assert message_head(text) == shown
 
 
 def test_a_fault_of_our_own_names_its_place_and_not_its_text() -> None:
@@ -138,7 +138,7 @@ def test_a_fault_of_our_own_names_its_place_and_not_its_text() -> None:
 
 @given(st.text(st.characters(codec=None), max_size=80))
 def test_nothing_that_is_obeyed_gets_through(text: str) -> None:
-    for shown in (visible(text), stripped(text), redacted(text), beginning(text)):
+    for shown in (visible(text), stripped(text), redacted(text), message_head(text)):
         assert OBEYED.search(shown) is None
         shown.encode("utf-8")
     document = to_json({"a": text})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logscope.log.span import Moment, MomentType
-from logscope.output.report.captions import evidence_text, telling
+from logscope.output.report.captions import evidence_excerpt, evidence_text
 from parsers.reading.by_line import MAX_TEXT
 from tests.logs import stats_v1, v1_start
 from tests.running import invoke, log
@@ -54,7 +54,7 @@ def test_no_color_is_obeyed(full: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("width", [40, 72, 90, 120, 400])
 def test_the_number_that_is_the_evidence_stays(width: int) -> None:
-    shown = telling(STATS, width)
+    shown = evidence_excerpt(STATS, width)
     assert "Waiting: 25" in shown
     assert "94.0%" in shown
     assert len(shown) <= max(width, 72)
@@ -70,7 +70,7 @@ def test_the_number_that_is_the_evidence_stays(width: int) -> None:
     ],
 )
 def test_what_stays_is_what_the_finding_is_about(finding: str, kept: str) -> None:
-    assert kept in telling(STATS, 90, finding)
+    assert kept in evidence_excerpt(STATS, 90, finding)
 
 
 V0_LINE = (
@@ -82,13 +82,13 @@ V0_LINE = (
 
 @pytest.mark.parametrize("width", [40, 72, 120])
 def test_the_count_in_a_warning_of_v0_stays(width: int) -> None:
-    assert "total_num_cumulative_preemption=51" in telling(V0_LINE, width)
+    assert "total_num_cumulative_preemption=51" in evidence_excerpt(V0_LINE, width)
 
 
 @pytest.mark.parametrize("width", range(72, 160, 7))
 @pytest.mark.parametrize("finding", ["", "cache-reuse", "slow-steps"])
 def test_a_line_is_cut_between_words(width: int, finding: str) -> None:
-    shown = telling(STATS, width, finding).strip("…")
+    shown = evidence_excerpt(STATS, width, finding).strip("…")
     assert shown in STATS
     assert f" {shown} ".replace(",", " ") in f" {STATS} ".replace(",", " ")
 

@@ -25,7 +25,7 @@ from logscope.commands.options import (
     source_argument,
 )
 from logscope.errors import LogscopeError
-from logscope.live.follow import live_lines, needed, open_source, open_unit
+from logscope.live.follow import live_lines, needed_lines, open_source, open_unit
 from logscope.live.hooks import (
     EXIT_KINDS,
     HOOKED,
@@ -253,7 +253,7 @@ class _Watch:
 
     def notices(self) -> Iterator[list[Notice]]:
         """Read on; the notices of each event."""
-        lines = needed(live_lines(self.publisher.timed(self.chunks), timezone=self.timezone), self.coverage)
+        lines = needed_lines(live_lines(self.publisher.timed(self.chunks), timezone=self.timezone), self.coverage)
         for event in read_lines(lines, self.coverage, name=self.coverage.sources[0], year=self.year):
             yield self.monitor.take(event)
 

@@ -9,7 +9,17 @@ from typing import Any
 
 import polars as pl
 
-__all__ = ["MEANINGS", "SEVERITIES", "Evidence", "Finding", "Meaning", "by_severity", "evidence_of", "proof", "seconds"]
+__all__ = [
+    "MEANINGS",
+    "SEVERITIES",
+    "Evidence",
+    "Finding",
+    "Meaning",
+    "by_severity",
+    "evidence_of",
+    "proven",
+    "seconds",
+]
 
 MAX_EVIDENCE = 5
 
@@ -173,7 +183,7 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=key)
 
 
-def proof(
+def proven(
     verdict: str,
     title: str,
     span: tuple[datetime | None, datetime | None],

@@ -36,9 +36,9 @@ __all__ = [
     "bound_of",
     "evicted_share",
     "full_pct",
-    "held_back",
     "interval_hits",
     "is_round",
+    "limits_over_time",
     "pressure_of_count",
     "pressure_of_windows",
     "seats_seen",
@@ -178,7 +178,7 @@ HELD_BY = {"both": "kv", "kv": "kv", "seats": "seats", "prefill": "budget"}
 Stretch = tuple[datetime, datetime, str | None]
 
 
-def held_back(windows: pl.DataFrame | None, seats: int | None) -> list[Stretch]:
+def limits_over_time(windows: pl.DataFrame | None, seats: int | None) -> list[Stretch]:
     """Start, end and limit of each stretch of the log: kv, seats, budget; `arrivals` without a queue, None where a queue's cause is not visible.
 
     Windows that follow each other with the same limit are one stretch.

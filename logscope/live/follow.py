@@ -29,7 +29,7 @@ __all__ = [
     "Wait",
     "follow_file",
     "live_lines",
-    "needed",
+    "needed_lines",
     "open_source",
     "open_unit",
     "read_pipe",
@@ -165,7 +165,7 @@ def _texts(data: bytes) -> list[str]:
     return [t.rstrip("\r") for t in data.decode("utf-8", "replace").lstrip("\0").split("\n")]
 
 
-def needed(lines: Iterator[Line | None], coverage: Coverage) -> Iterator[Line | None]:
+def needed_lines(lines: Iterator[Line | None], coverage: Coverage) -> Iterator[Line | None]:
     """The lines without those that the watch has no use for; they are counted as lines and as records all the same."""
     for line in lines:
         if line is not None and len(line.text) < _SHORT and line.record is None:

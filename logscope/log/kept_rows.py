@@ -20,7 +20,7 @@ from parsers.families.http import PROBE_PATHS, endpoint
 from parsers.reading.events import Event
 from parsers.reading.frames import CompactFrame, FrameBuilder
 
-__all__ = ["LARGE_FAMILIES", "AnalysisRows", "RepresentativeRows", "marked", "representatives"]
+__all__ = ["LARGE_FAMILIES", "AnalysisRows", "RepresentativeRows", "representatives", "with_last_statistics"]
 LARGE_FAMILIES = ("request", "http", "iteration")
 """The families with a row for each request or step; all others have few."""
 
@@ -35,7 +35,7 @@ _BEAM, _POOLING = "BeamSearchParams(", "PoolingParams("
 Orders = NDArray[np.int64]
 
 
-def marked(frame: pl.DataFrame, stats: Orders) -> pl.DataFrame:
+def with_last_statistics(frame: pl.DataFrame, stats: Orders) -> pl.DataFrame:
     """The frame with the `order` of the last statistics line before each row, -1 where there is none (column `_mark`)."""
     orders = frame["order"].to_numpy()
     before = np.searchsorted(stats, orders, side="right") - 1
@@ -44,7 +44,7 @@ def marked(frame: pl.DataFrame, stats: Orders) -> pl.DataFrame:
 
 
 def representatives(family: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows that stand for a frame of a large family (of `http`: one that was `marked`), in its order.
+    """The rows that stand for a frame of a large family (of `http`: one that was `with_last_statistics`), in its order.
 
     Frames that were thinned and put together can be thinned again.
     """
@@ -209,7 +209,7 @@ class RepresentativeRows:
         if self.store is not None:
             self.store.append(frame)
         if self.family == "http":
-            frame = marked(frame, stats)
+            frame = with_last_statistics(frame, stats)
         self._thin.append(representatives(self.family, frame))
         if sum(map(len, self._thin)) > 2 * self._least + STEP:
             self._again()

@@ -23,7 +23,7 @@ from logscope.analysis import Analysis, EngineResult
 from logscope.atomic_files import whole_file
 from logscope.diagnosis.spikes import report_frames
 from logscope.errors import LogscopeError
-from logscope.evidence.pressure import held_back
+from logscope.evidence.pressure import limits_over_time
 from logscope.execution.fleet import server_rows, servers_of
 from logscope.output.events import to_json
 from logscope.output.json import analysis_document
@@ -147,7 +147,7 @@ def frames_of_report(found: Analysis) -> dict[str, pl.DataFrame]:
 
 def _lane(result: EngineResult) -> pl.DataFrame | None:
     facts = result.log.facts
-    rows = held_back(result.windows, facts.config.get("max_num_seqs"))
+    rows = limits_over_time(result.windows, facts.config.get("max_num_seqs"))
     clock = pl.Datetime("us")
     schema: dict[str, pl.DataType] = {"start": clock, "end": clock, "limit": pl.String()}
     place = {"server": facts.server, "run": facts.run, "engine_index": facts.engine_index}

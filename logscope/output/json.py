@@ -16,10 +16,10 @@ from logscope.analysis import Analysis, EngineResult
 from logscope.diagnosis.spikes import Spike
 from logscope.evidence.finding import Evidence, Finding
 from logscope.evidence.preemptions import Preemptions
-from logscope.evidence.pressure import held_back
+from logscope.evidence.pressure import limits_over_time
 from logscope.inference.prediction import LABELS
 from logscope.output.events import iso
-from logscope.sanitize import beginning, redacted
+from logscope.sanitize import message_head, redacted
 from logscope.server.engines import EngineFacts
 from logscope.server.scenario import flag_text
 from logscope.server.settings import SETTINGS
@@ -104,7 +104,7 @@ def _input(coverage: Coverage, results: Iterable[EngineResult]) -> dict[str, Any
         "client_text": coverage.client_text,
         "unbelieved": coverage.unbelieved,
         "skipped_sources": coverage.skipped_sources,
-        "warning_samples": [{**sample, "text": beginning(sample["text"])} for sample in coverage.warning_samples],
+        "warning_samples": [{**sample, "text": message_head(sample["text"])} for sample in coverage.warning_samples],
         "start": iso(min(times)) if times else None,
         "end": iso(max(times)) if times else None,
     }
@@ -144,7 +144,7 @@ def _engine(result: EngineResult) -> dict[str, Any]:
 
 def binding(result: EngineResult) -> list[dict[str, Any]]:
     """What held the engine back, stretch by stretch: `kv`, `seats`, `budget`, `arrivals` (nothing queued) or null (not visible)."""
-    stretches = held_back(result.windows, result.log.facts.config.get("max_num_seqs"))
+    stretches = limits_over_time(result.windows, result.log.facts.config.get("max_num_seqs"))
     return [{"start": iso(start), "end": iso(end), "limit": limit} for start, end, limit in stretches]
 
 

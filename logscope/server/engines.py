@@ -21,7 +21,7 @@ from parsers.families import FORMATS
 from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig, check_config
 from reference_engine.model.kv_group import KvGroup, group_record, groups_from_records, several_groups
-from reference_engine.v1.profile import version_key
+from reference_engine.v1.profile import release_numbers
 
 __all__ = ["EngineFacts", "EngineLog", "KvCache", "engine_config", "engine_logs", "impossible_setting"]
 
@@ -277,7 +277,7 @@ def _engine_by_any_line(frames: Mapping[str, pl.DataFrame]) -> str | None:
 
 def _engine_by_version(version: str) -> str | None:
     """Before 0.8.0 V0 is the default, from 0.11.0 there is only V1; in between V1 is the default."""
-    key = version_key(version)
+    key = release_numbers(version)
     return None if key is None else "V1" if key >= (0, 8, 0) else "V0"
 
 

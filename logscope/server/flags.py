@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-__all__ = ["ALIASES", "FlagSpelling", "declared_default", "flag_for", "release_of", "since", "version_key"]
+__all__ = ["ALIASES", "FlagSpelling", "declared_default", "flag_for", "parsed_version", "release_of", "since"]
 
 # Names of `--set` that differ from vLLM's own setting.
 ALIASES = {"num_blocks": "num_gpu_blocks_override", "policy": "scheduling_policy"}
@@ -26,7 +26,7 @@ _V1_SINCE = {"scheduling_policy": "0.9.2", "long_prefill_token_threshold": "0.8.
 
 
 @lru_cache(maxsize=1024)
-def version_key(version: str) -> Version:
+def parsed_version(version: str) -> Version:
     """Sorts versions: 0.8.5.dev1 < 0.8.5rc1 < 0.8.5 < 0.8.5.post1 < 0.10.1 < 0.10.1.1. Raises ValueError on other text."""
     return Version(version)
 
@@ -63,14 +63,14 @@ def _table() -> dict[str, Any]:
 
 @cache
 def _releases() -> tuple[tuple[Version, str], ...]:
-    return tuple((version_key(release), release) for release in _table()["releases"])
+    return tuple((parsed_version(release), release) for release in _table()["releases"])
 
 
 @cache
 def release_of(version: str) -> str | None:
     """The known release whose facts hold for `version`: itself, else the last one before it; None before the first."""
     try:
-        key = version_key(version)
+        key = parsed_version(version)
     except ValueError:
         return None
     best = None
@@ -82,17 +82,17 @@ def release_of(version: str) -> str | None:
 
 def _within(release: str, versions: str) -> bool:
     """Whether a release is in ranges such as `0.2.0..0.5.2,0.10.0..0.33.0`."""
-    key = version_key(release)
+    key = parsed_version(release)
     for part in versions.split(" ")[0].split(","):
         first, _, last = part.partition("..")
-        if version_key(first) <= key <= version_key(last or first):
+        if parsed_version(first) <= key <= parsed_version(last or first):
             return True
     return False
 
 
 def since(release: str, version: str) -> bool:
     """Whether a release is `version`, or later."""
-    return version_key(release) >= version_key(version)
+    return parsed_version(release) >= parsed_version(version)
 
 
 def declared_default(setting: str, release: str) -> str | None:
@@ -131,7 +131,7 @@ def _common_flag(setting: str, engine: str | None) -> FlagSpelling | None:
     found = {
         flag_for(setting, release, engine=engine)
         for key, release in _releases()
-        if version_key(first) <= key <= version_key(last)
+        if parsed_version(first) <= key <= parsed_version(last)
     }
     spellings = {None if spelling is None else spelling.flag for spelling in found}
     return flag_for(setting, last, engine=engine) if None not in spellings and len(spellings) == 1 else None

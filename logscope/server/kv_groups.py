@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from logscope.server.flags import version_key
+from logscope.server.flags import parsed_version
 from reference_engine.model.kv_group import KvGroup, groups_from_records, sequence_blocks
 
 __all__ = ["CacheLayout", "blocks_per_request", "blocks_range", "layout_of"]
@@ -59,7 +59,7 @@ def _since(version: str | None, first: str) -> bool:
     if version is None:
         return True
     try:
-        return version_key(version) >= version_key(first)
+        return parsed_version(version) >= parsed_version(first)
     except ValueError:
         return True
 

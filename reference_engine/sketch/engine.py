@@ -85,7 +85,7 @@ class SketchReplay(SketchScheduler):
         """Tokens that a request has so far."""
         return request.output_base + self.decode_step if request.decoding else request.output
 
-    def relimit(self, request: SketchRequest, limit: int) -> None:
+    def set_output_limit(self, request: SketchRequest, limit: int) -> None:
         """Let a request under way end after `limit` output tokens, one more than it has at the least."""
         request.limit = max(limit, self.output_of(request) + 1)
         if request.decoding:
@@ -114,7 +114,7 @@ class SketchReplay(SketchScheduler):
             r for r in self.waiting if r.first is None and r.preemptions
         ]
 
-    def prolong(self, end: float) -> bool:
+    def end_step_at(self, end: float) -> bool:
         """Let the step under way end at `end`; False when there is none."""
         if self._flight is None:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference_engine.v1.profile import version_key
+from reference_engine.v1.profile import release_numbers
 
 __all__ = ["V0Profile", "profile_for"]
 
@@ -69,7 +69,7 @@ _OLDEST = {
 
 def profile_for(version: str) -> V0Profile:
     """The profile of a release such as "0.8.5.post1"; a text without a release number gets the newest one."""
-    release = version_key(version)
+    release = release_numbers(version)
     if release is None:
         return V0Profile()
     rules = dict(_OLDEST)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from reference_engine.model.config import EngineConfig
 
-__all__ = ["PROFILES", "DraftRules", "SemanticsProfile", "counts_hits", "profile_of", "version_key"]
+__all__ = ["PROFILES", "DraftRules", "SemanticsProfile", "counts_hits", "profile_of", "release_numbers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ PROFILES: tuple[SemanticsProfile, ...] = _history()
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")  # 0.11.2, v0.12.0rc1, 0.11.1.dev3+g1a2b
 
 
-def version_key(version: str) -> tuple[int, int, int] | None:
+def release_numbers(version: str) -> tuple[int, int, int] | None:
     """(major, minor, patch) of a version text; None when it does not start with numbers ("dev")."""
     match = _RELEASE.match(version)
     if match is None:
@@ -140,10 +140,10 @@ def version_key(version: str) -> tuple[int, int, int] | None:
 @lru_cache(maxsize=256)
 def profile_of(version: str) -> SemanticsProfile:
     """The profile of a version. A version that cannot be read is taken as newer than all known ones."""
-    key = version_key(version)
+    key = release_numbers(version)
     if key is None:
         return PROFILES[-1]
-    return [p for p in PROFILES if (version_key(p.since) or (0, 0, 0)) <= key][-1]
+    return [p for p in PROFILES if (release_numbers(p.since) or (0, 0, 0)) <= key][-1]
 
 
 _DRAFTING_HEADS = ("eagle", "eagle3", "mtp")
@@ -198,5 +198,5 @@ class DraftRules:
 
 def counts_hits(version: str) -> bool:
     """Until 0.15 the prompt throughput counts whole prompts, later only what was computed."""
-    release = version_key(version)
+    release = release_numbers(version)
     return release is not None and release < (0, 16, 0)

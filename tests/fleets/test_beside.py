@@ -20,7 +20,7 @@ from logscope.execution.fleet import analyze_fleet
 from logscope.inference.result import Effort
 from logscope.inference.windows import estimate
 from logscope.inference.windows.lengths import OutputShape
-from logscope.inference.windows.particles import Node, Particle, carried, unpacked
+from logscope.inference.windows.particles import Node, Particle, packed_particles, unpacked_particles
 from logscope.log.frames import LogFrames, read_log
 from logscope.log.span import Span
 from logscope.output.json import analysis_document
@@ -127,9 +127,9 @@ def test_a_long_past_can_be_sent() -> None:
     own = Node(node, 5000, cost, 0.0, [], 0.0, 0.0, 0.0, [], [], 0.0)
     engine = SketchReplay(SketchRules.of(EngineConfig(64, 16, 4, 256, 512)), cost)
     sent = pickle.loads(
-        pickle.dumps(carried([Particle(engine, cost, OutputShape(1.0, 0.5), node=n) for n in (node, own)]))
+        pickle.dumps(packed_particles([Particle(engine, cost, OutputShape(1.0, 0.5), node=n) for n in (node, own)]))
     )
-    first, second = unpacked(sent)
+    first, second = unpacked_particles(sent)
     assert [n.window for n in first.past()] == list(range(5000))
     assert second.node is not None
     assert second.node.parent is first.node

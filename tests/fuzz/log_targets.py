@@ -15,7 +15,7 @@ import zstandard
 
 from logscope.execution.executors import Serial
 from logscope.execution.fleet import read_fleet
-from logscope.live.follow import live_lines, needed
+from logscope.live.follow import live_lines, needed_lines
 from logscope.live.monitor import Monitor
 from logscope.log.frames import read_log
 from logscope.log.span import Reading, Span
@@ -302,7 +302,7 @@ def _watch(data: bytes, chance: random.Random) -> None:
 
     monitor, coverage = Monitor(), Coverage()
     notices = []
-    for event in read_lines(needed(live_lines(chunks()), coverage), coverage, year=YEAR):
+    for event in read_lines(needed_lines(live_lines(chunks()), coverage), coverage, year=YEAR):
         notices += monitor.take(event)
         if chance.random() < 0.1:
             notices += monitor.quiet(chance.choice([0.25, 20.0, 1e6]))

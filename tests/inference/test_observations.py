@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logscope.inference.windows.lengths import length_model, summing_to
+from logscope.inference.windows.lengths import length_model, scaled_to_total
 from logscope.inference.windows.observations import Arrival, Observations, Window, observe
 from logscope.inference.windows.portion import with_inherited, worst_span
 from reference_engine.sketch.request import SketchRules
@@ -187,7 +187,7 @@ def test_beliefs_about_lengths_follow_the_sums() -> None:
 @pytest.mark.parametrize("total", [10.0, 333.0, 5000.0])
 def test_scaling_keeps_the_known_and_meets_the_sum(total: float) -> None:
     known = np.array([0.0, 50.0, 0.0, 0.0])
-    scaled = summing_to(np.array([10.0, 50.0, 200.0, 40.0]), known, total, 4000)
+    scaled = scaled_to_total(np.array([10.0, 50.0, 200.0, 40.0]), known, total, 4000)
     assert scaled[1] == 50.0
     assert scaled.min() >= 1.0
     assert scaled.sum() == pytest.approx(max(total, 53.0))

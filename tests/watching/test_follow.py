@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logscope.live.follow import follow_file, live_lines, needed, read_pipe
+from logscope.live.follow import follow_file, live_lines, needed_lines, read_pipe
 from parsers.lines import Line
 from parsers.reading.events import Coverage
 
@@ -129,6 +129,6 @@ def test_an_envelope_is_taken_off() -> None:
 )
 def test_lines_that_tell_nothing_are_passed_over_but_counted(text: str, kept: bool) -> None:
     coverage = Coverage()
-    found = list(needed(iter([None, Line(1, text)]), coverage))
+    found = list(needed_lines(iter([None, Line(1, text)]), coverage))
     assert found == [None, Line(1, text)][: 2 if kept else 1]
     assert coverage.lines == (0 if kept else 1)

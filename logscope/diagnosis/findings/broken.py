@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from logscope.evidence.context import CLEAN_STOP_S, Context, cause_of
-from logscope.evidence.finding import Evidence, Finding, evidence_of, proof, seconds
+from logscope.evidence.finding import Evidence, Finding, evidence_of, proven, seconds
 from logscope.evidence.preemptions import usual_interval
 from logscope.sanitize import without_client_text
 from logscope.wording import plural, stretch
@@ -40,7 +40,7 @@ def runtime_oom(context: Context) -> list[Finding]:
         return []
     title = "The GPU ran out of memory while serving: lower gpu_memory_utilization or max_num_batched_tokens (never raise them)"
     span = seconds(rows["at"].to_list())
-    return [proof("runtime-oom", title, span, evidence_of(rows, context.texts))]
+    return [proven("runtime-oom", title, span, evidence_of(rows, context.texts))]
 
 
 def engine_crash(context: Context) -> list[Finding]:
@@ -55,7 +55,7 @@ def engine_crash(context: Context) -> list[Finding]:
                 "The V0 engine died because a preempted request found no CPU swap space: raise --swap-space, or lower --max-num-seqs"
                 " so that fewer requests are preempted (requests of several sequences can only be swapped)"
             )
-            return [proof("engine-crash", title, span, evidence_of(rows, context.texts))]
+            return [proven("engine-crash", title, span, evidence_of(rows, context.texts))]
     runtime = log.get("runtime")
     if runtime is None or not context.served:
         return []
@@ -66,7 +66,7 @@ def engine_crash(context: Context) -> list[Finding]:
     cause = _cause(context, dead, near)
     title = f"The engine died while serving{cause}; its requests failed"
     evidence = evidence_of(dead, context.texts) + tuple(near[:2])
-    return [proof("engine-crash", title, seconds(dead["at"].to_list()), evidence)]
+    return [proven("engine-crash", title, seconds(dead["at"].to_list()), evidence)]
 
 
 NEAR_LINES = 2_000
@@ -171,7 +171,7 @@ def _stall(context: Context, row: Mapping[str, Any], start: datetime, end: datet
     line = (str(row["source"]), int(str(row["line"])))
     title = f"The engine logged nothing for {stretch(silence)} with {_held(row)}: it hung and no request made progress"
     evidence = (Evidence(*line, context.texts.get(line, ""), row["end"]),)
-    return proof("engine-stall", title, (start, end), evidence)
+    return proven("engine-stall", title, (start, end), evidence)
 
 
 def _silent_end(context: Context, last: Mapping[str, Any], limit: float) -> list[Finding]:
@@ -216,7 +216,7 @@ def _only_probes(context: Context, last: Mapping[str, Any], limit: float) -> lis
     title = f"After its last statistics line ({_held(last)}) the server only answered {after} health probes: it hung"
     key = (str(last["source"]), int(last["line"]))
     evidence = (Evidence(*key, context.texts.get(key, ""), last["end"]),)
-    return [proof("engine-stall", title, (last["end"], None), evidence)]
+    return [proven("engine-stall", title, (last["end"], None), evidence)]
 
 
 def _many(rows: pl.DataFrame) -> int:
@@ -303,7 +303,7 @@ def _printed_stall(context: Context, run: list[Mapping[str, Any]]) -> list[Findi
     title = f"No progress for {stretch(silence)} with {_held(run[0])}: {len(run):,} statistics lines in a row show no tokens, so the engine hung"
     keys = [(str(r["source"]), int(r["line"]), r["end"]) for r in (run[0], run[-1])]
     evidence = tuple(Evidence(s, n, context.texts.get((s, n), ""), at) for s, n, at in keys)
-    return [proof("engine-stall", title, (start, end), evidence)]
+    return [proven("engine-stall", title, (start, end), evidence)]
 
 
 def worker_waits(context: Context) -> list[Finding]:
@@ -350,7 +350,7 @@ def failed_start(context: Context) -> list[Finding]:
     if reason is None:
         return []
     span = log.facts.start, log.facts.end
-    return [proof("startup-failed", f"The server did not start: {reason}", span, evidence)]
+    return [proven("startup-failed", f"The server did not start: {reason}", span, evidence)]
 
 
 def _no_blocks(context: Context) -> Finding | None:
@@ -368,7 +368,7 @@ def _no_blocks(context: Context) -> Finding | None:
         "No GPU memory is left for the KV cache (0 blocks) after weights and activations: raise gpu_memory_utilization, free GPU memory,"
         " or use a smaller model"
     )
-    return proof("startup-kv-too-small", title, seconds(none["at"].to_list()), evidence_of(none, context.texts))
+    return proven("startup-kv-too-small", title, seconds(none["at"].to_list()), evidence_of(none, context.texts))
 
 
 def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
@@ -383,7 +383,7 @@ def _space_finding(context: Context, errors: pl.DataFrame) -> Finding:
         "available_gib": told.get("available_kv_cache_gib"),
     }
     span = seconds(r["at"] for r in rows)
-    return proof("startup-kv-too-small", title, span, evidence_of(errors, context.texts), facts)
+    return proven("startup-kv-too-small", title, span, evidence_of(errors, context.texts), facts)
 
 
 def _fits(row: dict[str, Any], block_size: int) -> int | None:

@@ -9,7 +9,7 @@ from logscope.evidence.finding import Finding, evidence_of
 from logscope.evidence.pressure import MOST_AT_ONCE
 from logscope.server.engines import EngineFacts, engine_config, impossible_setting
 from logscope.wording import plural
-from reference_engine.v1.profile import version_key
+from reference_engine.v1.profile import release_numbers
 
 __all__ = ["config_risk", "coverage", "not_replayed", "unsupported_features"]
 
@@ -37,7 +37,7 @@ def coverage(context: Context) -> list[Finding]:
         said.append(
             "vLLM V1 does not log preemptions, so the count is inferred from a replay. For the exact count, pass a /metrics scrape with --metrics (vllm:num_preemptions_total)"
         )
-    key = version_key(facts.version) if facts.version else None
+    key = release_numbers(facts.version) if facts.version else None
     if log.get("request") is None:
         said.append(
             f"No request lines: arrival times and lengths of single requests are not visible ({_more_lines(key, (0, 10, 1), '--enable-log-requests', 'start without --disable-log-requests')})"
@@ -116,7 +116,7 @@ def unsupported_features(context: Context) -> list[Finding]:
 def config_risk(context: Context) -> list[Finding]:
     """Settings that hurt by themselves in this version."""
     facts, found = context.log.facts, []
-    key = version_key(facts.version) if facts.version else None
+    key = release_numbers(facts.version) if facts.version else None
     if facts.config.get("policy") == "priority" and facts.engine == "V1" and key is not None:
         if key < (0, 9, 2):
             found.append(

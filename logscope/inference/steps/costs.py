@@ -12,7 +12,7 @@ import numpy as np
 
 from logscope.inference.steps.arrivals import Arrivals
 from logscope.inference.steps.observed import Rules, Steps
-from logscope.inference.steps.state import Live, State
+from logscope.inference.steps.state import Hypothesis, LiveRequest
 
 __all__ = ["ExplanationCosts"]
 
@@ -61,16 +61,16 @@ class ExplanationCosts:
         self._grown.clear()
         self._held.clear()
 
-    def _limit_fits(self, state: State, place: int, step: int) -> bool:
+    def _limit_fits(self, state: Hypothesis, place: int, step: int) -> bool:
         """Some request that may be this one ends just here."""
         return state.match(state.running[place], step, self.by_limit, self.position) is not None
 
-    def freed_in(self, state: State, step: int) -> tuple[float | None, float]:
+    def freed_in(self, state: Hypothesis, step: int) -> tuple[float | None, float]:
         """As `freed`, for any state at any time."""
         self.forget()
         return self.freed(state, step)
 
-    def freed(self, state: State, step: int) -> tuple[float | None, float]:
+    def freed(self, state: Hypothesis, step: int) -> tuple[float | None, float]:
         """Blocks given back with a step's end: the fall of the use, and what was taken in the same time."""
         drop = self._drop(step)
         if drop is None:
@@ -87,12 +87,12 @@ class ExplanationCosts:
 
     # -- blocks -------------------------------------------------------------------------------------
 
-    def blocks(self, state: State, live: Live, step: int) -> tuple[int, bool]:
+    def blocks(self, state: Hypothesis, live: LiveRequest, step: int) -> tuple[int, bool]:
         """Blocks that a request holds during a step, and whether its length is certain."""
         prompt, sure = state.prompt(live)
         return -(-(round(prompt) + max(0, live.outputs(step) - 1)) // self.size), sure
 
-    def _held_by(self, state: State, step: int) -> list[tuple[int, bool, float]]:
+    def _held_by(self, state: Hypothesis, step: int) -> list[tuple[int, bool, float]]:
         """For each running request: blocks that it holds, whether that is certain, and how many are in doubt."""
         if step not in self._held:
             found = []
@@ -102,13 +102,13 @@ class ExplanationCosts:
             self._held[step] = found
         return self._held[step]
 
-    def _growth(self, state: State, step: int) -> tuple[float, float]:
+    def _growth(self, state: Hypothesis, step: int) -> tuple[float, float]:
         """Blocks taken in a step, and how uncertain that is; reckoned once for a state."""
         if step not in self._grown:
             self._grown[step] = self._growth_of(state, step)
         return self._grown[step]
 
-    def _growth_of(self, state: State, step: int) -> tuple[float, float]:
+    def _growth_of(self, state: Hypothesis, step: int) -> tuple[float, float]:
         if step >= self.count:
             return 0.0, 0.0
         grown = doubt = 0.0
@@ -132,7 +132,7 @@ class ExplanationCosts:
 
     # -- costs ----------------------------------------------------------------------------------------
 
-    def _evict_cost(self, state: State, k: int, victims: tuple[int, ...]) -> float:
+    def _evict_cost(self, state: Hypothesis, k: int, victims: tuple[int, ...]) -> float:
         """Blocks are only taken away when they lack, and the victim's are given back."""
         seen = k - self.late
         drop = self._drop(seen)
@@ -167,7 +167,9 @@ class ExplanationCosts:
             cost += 1.0
         return cost
 
-    def _admit_cost(self, state: State, k: int, going: int, redoing: int, resumed: tuple[int, ...], new: int) -> float:
+    def _admit_cost(
+        self, state: Hypothesis, k: int, going: int, redoing: int, resumed: tuple[int, ...], new: int
+    ) -> float:
         cost = 0.0
         redone = [state.waiting[i] for i in resumed if state.waiting[i].out]
         if self.rules.resumed_as_context:
@@ -189,7 +191,7 @@ class ExplanationCosts:
                     cost += 3.0
         return cost
 
-    def _room(self, state: State, k: int) -> float | None:
+    def _room(self, state: Hypothesis, k: int) -> float | None:
         """Blocks that were free when step k had been scheduled; None where something else than blocks ended the admission."""
         if self.requests[k] >= self.rules.seats > 0 or self.total[k] >= self.rules.budget > 0:
             return None
@@ -201,7 +203,7 @@ class ExplanationCosts:
         grown = 0.0 if self.late else self._growth(state, k)[0]
         return self.rules.usable - before - grown - self.rules.watermark - self.error
 
-    def _head_cost(self, state: State, k: int, head: Live) -> float:
+    def _head_cost(self, state: Hypothesis, k: int, head: LiveRequest) -> float:
         """An evicted request is left waiting although its blocks are there."""
         room = self._room(state, k)
         if room is None or not head.out:  # evicted before its prompt was done: its length is not known
@@ -212,7 +214,7 @@ class ExplanationCosts:
             need *= 1.5
         return 3.0 if room >= need else 0.0
 
-    def _left_cost(self, state: State, k: int, new: int) -> float:
+    def _left_cost(self, state: Hypothesis, k: int, new: int) -> float:
         """The first of the queue is left there although seats, budget and probably blocks are there."""
         first = state.next_new + new
         if first >= len(self.position) or self.position[first] >= k - 1:
@@ -225,7 +227,7 @@ class ExplanationCosts:
         longer = 1.0 - bisect_left(self.prompts, room * self.size) / max(1, len(self.prompts))
         return min(2.0, -0.5 * log(max(longer, 0.02)))
 
-    def _sent_again_cost(self, state: State, k: int, others: int, redone: list[Live]) -> float:
+    def _sent_again_cost(self, state: Hypothesis, k: int, others: int, redone: list[LiveRequest]) -> float:
         """Resumed requests that are sent as new ones bring all their tokens as context."""
         if not redone or self.rules.caching:
             return 0.0
@@ -243,7 +245,7 @@ class ExplanationCosts:
             return 0.0 if off < 0.5 else min(8.0, 3.0 + 0.02 * off)
         return min(4.0, 0.5 * (off / (0.6 * expected + self.size)) ** 2)
 
-    def _redone_cost(self, state: State, k: int, redoing: int, redone: list[Live]) -> float:
+    def _redone_cost(self, state: Hypothesis, k: int, redoing: int, redone: list[LiveRequest]) -> float:
         """Recomputed tokens of a step are those of the requests that resume in it."""
         excess = self.excess[k]
         if not redone:

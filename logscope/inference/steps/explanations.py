@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from logscope.inference.steps.costs import ExplanationCosts
-from logscope.inference.steps.state import State
+from logscope.inference.steps.state import Hypothesis
 
 __all__ = ["MARGIN", "Explanation", "Explanations"]
 
@@ -45,7 +45,7 @@ class Explanation:
 class Explanations(ExplanationCosts):
     """Lists accounts for a log's steps."""
 
-    def of(self, state: State, k: int, ceiling: float) -> Iterator[Explanation]:
+    def of(self, state: Hypothesis, k: int, ceiling: float) -> Iterator[Explanation]:
         """All accounts that agree with the counts of step k and cost no more than `ceiling`, nor `MARGIN` more than the cheapest."""
         self._ceiling = ceiling
         for explanation in self._all(state, k):
@@ -53,7 +53,7 @@ class Explanations(ExplanationCosts):
                 self._ceiling = min(self._ceiling, explanation.cost + MARGIN)
                 yield explanation
 
-    def _all(self, state: State, k: int) -> Iterator[Explanation]:
+    def _all(self, state: Hypothesis, k: int) -> Iterator[Explanation]:
         self.forget()
         prompts = [i for i, r in enumerate(state.running) if r.phase == "prefill"]
         resumes = [i for i, r in enumerate(state.running) if r.phase == "recompute"]
@@ -112,7 +112,7 @@ class Explanations(ExplanationCosts):
     # -- the two kinds of accounts ------------------------------------------------------------------
 
     def _without_eviction(
-        self, state: State, k: int, base: Explanation, going: int, redoing: int
+        self, state: Hypothesis, k: int, base: Explanation, going: int, redoing: int
     ) -> Iterator[Explanation]:
         carried = self.context[k] - going
         alive = len(state.running) - len(base.finished)
@@ -131,7 +131,7 @@ class Explanations(ExplanationCosts):
                 continue
             yield from self._ended(state, k, replace(base, cost=base.cost + cost, resumed=resumed, new=new), extra)
 
-    def _resumable(self, state: State) -> Iterator[tuple[int, ...]]:
+    def _resumable(self, state: Hypothesis) -> Iterator[tuple[int, ...]]:
         """Which of the evicted may run again: the first ones; by priority any one or two, or all."""
         places = range(len(state.waiting))
         if not self.rules.priority:
@@ -144,7 +144,7 @@ class Explanations(ExplanationCosts):
             yield tuple(range(count))
 
     def _with_eviction(
-        self, state: State, k: int, base: Explanation, going: int, redoing: int
+        self, state: Hypothesis, k: int, base: Explanation, going: int, redoing: int
     ) -> Iterator[Explanation]:
         gone = len(state.running) - len(base.finished) - self.requests[k]
         staying = [i for i in range(len(state.running)) if i not in base.finished]
@@ -167,7 +167,7 @@ class Explanations(ExplanationCosts):
 
     # -- who ended ----------------------------------------------------------------------------------
 
-    def _ended(self, state: State, k: int, base: Explanation, extra: int) -> Iterator[Explanation]:
+    def _ended(self, state: Hypothesis, k: int, base: Explanation, extra: int) -> Iterator[Explanation]:
         """Say who ended besides those at their limit: `extra` more, or fewer."""
         if base.cost > self._ceiling:
             return
@@ -205,7 +205,9 @@ class Explanations(ExplanationCosts):
             # a limit of which the log says nothing is foreseen by the scheduler
             yield from self._by_themselves(state, replace(base, left_at=k - 1), extra, free)
 
-    def _by_themselves(self, state: State, base: Explanation, extra: int, free: list[int]) -> Iterator[Explanation]:
+    def _by_themselves(
+        self, state: Hypothesis, base: Explanation, extra: int, free: list[int]
+    ) -> Iterator[Explanation]:
         freed, doubt = self.freed(state, base.left_at)
         if freed is None:
             fits = [i for i in free if self._limit_fits(state, i, base.left_at)]
@@ -237,7 +239,7 @@ class Explanations(ExplanationCosts):
                 yield tuple(sorted((one, other)))
 
     def _fitting(
-        self, state: State, base: Explanation, extra: int, able: list[int], freed: float, doubt: float
+        self, state: Hypothesis, base: Explanation, extra: int, able: list[int], freed: float, doubt: float
     ) -> Iterator[Explanation]:
         """Those whose blocks fit what was freed, the best few."""
         step = base.left_at + self.late

@@ -10,11 +10,11 @@ from typing import Any
 
 from logscope.inference.steps.observed import History, Span
 
-__all__ = ["Group", "Live", "State"]
+__all__ = ["Hypothesis", "LiveRequest", "PrefillGroup"]
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveRequest:
     """A request inside the engine. `phase`: "prefill", "decode", "recompute" or "waiting", since step `start`.
 
     `out` tokens were delivered by the end of step `mark`; a decoding request gets one a step since. `tokens`: of its prompt, as far
@@ -43,7 +43,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PrefillGroup:
     """Requests that were prefilled together: tokens of all, members, those of them that are known, and whether that is rough."""
 
     tokens: int = 0
@@ -60,26 +60,26 @@ class Group:
         return left / unknown if left > unknown > 0 else 1.0
 
 
-class State:
-    """One hypothesis. `done` is a chain of (history number, history, the chain before); `cost` grows with what goes against the rules."""
+class Hypothesis:
+    """One hypothesis of who runs and who waits after a step. `done` is a chain of (history number, history, the chain before); `cost` grows with what goes against the rules."""
 
     __slots__ = ("cost", "done", "evictions", "groups", "next_new", "numbers", "running", "taken", "waiting")
 
     def __init__(self) -> None:
-        self.running: list[Live] = []
-        self.waiting: list[Live] = []
+        self.running: list[LiveRequest] = []
+        self.waiting: list[LiveRequest] = []
         self.done: Any = None
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, PrefillGroup] = {}
         self.taken: frozenset[int] = frozenset()
         self.numbers = 0
         self.next_new = 0
         self.cost = 0.0
         self.evictions = 0
 
-    def copy(self) -> State:
+    def copy(self) -> Hypothesis:
         """A copy that shares what never changes."""
-        new = State.__new__(State)
-        for name in State.__slots__:
+        new = Hypothesis.__new__(Hypothesis)
+        for name in Hypothesis.__slots__:
             setattr(new, name, getattr(self, name))
         new.running = self.running.copy()
         new.waiting = self.waiting.copy()
@@ -96,7 +96,7 @@ class State:
 
     # -- lengths ----------------------------------------------------------------------------------
 
-    def prompt(self, live: Live) -> tuple[float, bool]:
+    def prompt(self, live: LiveRequest) -> tuple[float, bool]:
         """A request's prompt length in tokens, and whether it is certain."""
         if live.known is not None:
             return float(live.known), True
@@ -105,7 +105,7 @@ class State:
         group = self.groups[live.group]
         return group.share, group.members - group.known <= 1 and not group.rough
 
-    def learn(self, live: Live, prompt: int, exact: bool = False) -> Live:
+    def learn(self, live: LiveRequest, prompt: int, exact: bool = False) -> LiveRequest:
         """A request's prompt length came to light, exactly or to within a block or so."""
         if live.known is None and live.group >= 0:
             group = self.groups[live.group]
@@ -123,10 +123,10 @@ class State:
             return
         groups = sorted({self.running[i].group for i in members} - {-1})
         number = groups[0] if groups else step
-        total = self.groups.get(number, Group())
+        total = self.groups.get(number, PrefillGroup())
         for other in groups[1:]:
             gone = self.groups[other]
-            total = Group(
+            total = PrefillGroup(
                 total.tokens + gone.tokens,
                 total.members + gone.members,
                 total.known_tokens + gone.known_tokens,
@@ -148,7 +148,7 @@ class State:
 
     # -- who a request is, where the order of admission does not tell ------------------------------------
 
-    def match(self, live: Live, step: int, by_limit: dict[int, list[int]], position: list[int]) -> int | None:
+    def match(self, live: LiveRequest, step: int, by_limit: dict[int, list[int]], position: list[int]) -> int | None:
         """The first request not taken yet that ends after so many tokens and had come before this one was admitted."""
         admitted = live.spans[0].first if live.spans else live.start
         outputs = live.outputs(step) if live.phase == "decode" else live.out + 1
@@ -235,7 +235,9 @@ class State:
             self._end(live, spans, finished, outputs, False)
         self.running, self.waiting = [], []
 
-    def _end(self, live: Live, spans: tuple[Span, ...], finished: int | None, outputs: int, aborted: bool) -> None:
+    def _end(
+        self, live: LiveRequest, spans: tuple[Span, ...], finished: int | None, outputs: int, aborted: bool
+    ) -> None:
         self.done = ((live, spans, finished, outputs, aborted), self.done)
 
     def histories(self) -> tuple[History, ...]:

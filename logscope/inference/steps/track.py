@@ -20,7 +20,7 @@ import numpy as np
 from logscope.inference.steps.arrivals import Arrivals
 from logscope.inference.steps.explanations import MARGIN, Explanation, Explanations
 from logscope.inference.steps.observed import History, Rules, Steps, Track
-from logscope.inference.steps.state import Live, State
+from logscope.inference.steps.state import Hypothesis, LiveRequest
 
 __all__ = ["track"]
 
@@ -58,7 +58,7 @@ class _Search:
             state.close(self.count - 1)
         return self._result(states)
 
-    def _result(self, states: list[State]) -> Track:
+    def _result(self, states: list[Hypothesis]) -> Track:
         best = min(states, key=lambda s: s.cost)
         near = [s.evictions for s in states if s.cost <= best.cost + _NEARLY]
         histories = best.histories()
@@ -80,10 +80,10 @@ class _Search:
             eventful[position : position + 3] = True
         return iter((np.flatnonzero(eventful[1:]) + 1).tolist())
 
-    def _begin(self) -> State:
-        state = State()
+    def _begin(self) -> Hypothesis:
+        state = Hypothesis()
         for _ in range(self.explanations.generation[0]):
-            live = Live(state.numbers, -1, 0, False, "decode", 0, 0, -1, before_log=True)
+            live = LiveRequest(state.numbers, -1, 0, False, "decode", 0, 0, -1, before_log=True)
             state.numbers += 1
             state.running.append(live)
         for _ in range(self.explanations.context[0]):
@@ -91,13 +91,13 @@ class _Search:
         self._share(state, 0)
         return state
 
-    def _advance(self, states: list[State], k: int) -> list[State]:
+    def _advance(self, states: list[Hypothesis], k: int) -> list[Hypothesis]:
         for state in states:
             self._before(state, k)
         self._weigh(states, k)
         if self.explanations.lost[k]:
             return self._cross(states, k)
-        ways: list[tuple[float, int, State, Explanation]] = []
+        ways: list[tuple[float, int, Hypothesis, Explanation]] = []
         cheapest = math.inf
         for state in states:
             for explanation in self.explanations.of(state, k, cheapest + MARGIN - state.cost):
@@ -108,7 +108,7 @@ class _Search:
             return [self._start_over(best, k)]
         ways.sort(key=lambda w: w[:2])
         ends = ways[0][0] + MARGIN
-        next_states: list[State] = []
+        next_states: list[Hypothesis] = []
         seen = set()
         for cost, _, state, explanation in ways:
             if cost > ends or len(next_states) >= self.kept:
@@ -122,14 +122,14 @@ class _Search:
                 next_states.append(new)
         return next_states
 
-    def _before(self, state: State, k: int) -> None:
+    def _before(self, state: Hypothesis, k: int) -> None:
         """Requests that were aborted while they waited are gone."""
         if self.aborts and self.aborts[0] < k:
             for live in [r for r in state.waiting if r.request >= 0 and self.gone[r.request] < k]:
                 state.waiting.remove(live)
                 state.done = ((live, live.spans, k - 1, live.out, True), state.done)
 
-    def _weigh(self, states: list[State], k: int) -> None:
+    def _weigh(self, states: list[Hypothesis], k: int) -> None:
         """What the statistics lines before this step say of the queue."""
         while self.gauge < len(self.gauges) and self.gauges[self.gauge][0] < k:
             step, waiting = self.gauges[self.gauge]
@@ -139,7 +139,7 @@ class _Search:
                 off = abs(len(state.waiting) + max(0, came - state.next_new) - waiting)
                 state.cost += min(6.0, 1.5 * max(0, off - 1))
 
-    def _cross(self, states: list[State], k: int) -> list[State]:
+    def _cross(self, states: list[Hypothesis], k: int) -> list[Hypothesis]:
         """Lines of some steps are missing: everybody got a token in each, and who came and went meanwhile is open."""
         found = []
         came = bisect_left(self.position, k)
@@ -154,7 +154,7 @@ class _Search:
         found.sort(key=lambda s: s.cost)
         return found[: max(self.kept, _MISSED + 1)]
 
-    def _passed(self, state: State, k: int) -> State:
+    def _passed(self, state: Hypothesis, k: int) -> Hypothesis:
         """The state after the missing steps, those gone who must have reached their limit."""
         new = state.copy()
         lost = self.explanations.lost[k]
@@ -172,7 +172,7 @@ class _Search:
                 new.finish(place, k - 1, False)
         return new
 
-    def _join(self, state: State, k: int) -> None:
+    def _join(self, state: Hypothesis, k: int) -> None:
         """Bring the running list to what step k scheduled."""
         view = self.explanations
         while len(state.running) > view.generation[k]:
@@ -194,7 +194,7 @@ class _Search:
 
     # -- applying an explanation ----------------------------------------------------------------------
 
-    def _apply(self, state: State, k: int, explanation: Explanation) -> None:
+    def _apply(self, state: Hypothesis, k: int, explanation: Explanation) -> None:
         for place in explanation.complete:
             state.complete(place, k - 1)
         lifted = {state.running[p].number for p in explanation.lifted}
@@ -219,7 +219,7 @@ class _Search:
             self._admit(state, k)
         self._share(state, k)
 
-    def _name(self, state: State, place: int, step: int) -> None:
+    def _name(self, state: Hypothesis, place: int, step: int) -> None:
         """A request has ended: its length tells who it was."""
         live = state.running[place]
         if live.request < 0 and not live.before_log:
@@ -228,7 +228,7 @@ class _Search:
             if request is not None:
                 state.name(place, request)
 
-    def _leavers(self, state: State, explanation: Explanation) -> Sequence[int]:
+    def _leavers(self, state: Hypothesis, explanation: Explanation) -> Sequence[int]:
         """Who left for no known reason; where nothing tells, anybody."""
         if not explanation.anybody:
             return explanation.leavers
@@ -238,7 +238,7 @@ class _Search:
         some = self.draw.sample(able, min(explanation.anybody, len(able)))
         return (*explanation.leavers, *some)
 
-    def _learn_blocks(self, state: State, place: int, step: int) -> None:
+    def _learn_blocks(self, state: Hypothesis, place: int, step: int) -> None:
         """What a request gave back tells its length to within a block."""
         live = state.running[place]
         if live.group < 0 or state.prompt(live)[1] or self.rules.shared:
@@ -252,26 +252,26 @@ class _Search:
         most = group.tokens - group.known_tokens - (group.members - group.known - 1)
         state.running[place] = state.learn(live, min(max(1, prompt), max(1, most)))
 
-    def _admit(self, state: State, k: int) -> None:
+    def _admit(self, state: Hypothesis, k: int) -> None:
         while state.next_new < len(self.gone) and self.gone[state.next_new] < k:
             state.next_new += 1  # aborted while it waited
         number = state.numbers
         state.numbers += 1
         if state.next_new >= len(self.gone):
-            state.running.append(Live(number, -1, 0, False, "prefill", k))
+            state.running.append(LiveRequest(number, -1, 0, False, "prefill", k))
             return
         i = state.next_new
         state.next_new += 1
         if i < self.arrivals.before:
-            state.running.append(Live(number, -1, 0, False, "prefill", k, before_log=True))
+            state.running.append(LiveRequest(number, -1, 0, False, "prefill", k, before_log=True))
             return
         if self.rules.priority:
-            state.running.append(Live(number, -1, 0, False, "prefill", k))
+            state.running.append(LiveRequest(number, -1, 0, False, "prefill", k))
             return
         exact = self.exact[i] or (self.rules.exact_limits and self.limit[i] > 0)
-        state.running.append(Live(number, i, self.limit[i], exact, "prefill", k))
+        state.running.append(LiveRequest(number, i, self.limit[i], exact, "prefill", k))
 
-    def _share(self, state: State, k: int) -> None:
+    def _share(self, state: Hypothesis, k: int) -> None:
         """Note who shared the step's context tokens and its recomputed ones."""
         view = self.explanations
         prompts = [i for i, r in enumerate(state.running) if r.phase == "prefill"]
@@ -304,7 +304,7 @@ class _Search:
             return False
         return self.explanations.total[k] < budget or not budget
 
-    def _start_over(self, state: State, k: int) -> State:
+    def _start_over(self, state: Hypothesis, k: int) -> Hypothesis:
         """No explanation fits: keep those who can have stayed, and take the rest as new."""
         new = self._passed(state, k)
         new.cost += 20.0

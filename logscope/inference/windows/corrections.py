@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from logscope.inference.windows.lengths import LengthModel, OutputShape, summing_to
+from logscope.inference.windows.lengths import LengthModel, OutputShape, scaled_to_total
 from logscope.inference.windows.observations import Window
 from logscope.inference.windows.particles import Particle
 from reference_engine.cost.step_time import Floats, StepCost
@@ -194,7 +194,7 @@ class Corrections:
             return False
         known = self.lengths.prompts[draft.untouched[inside]]
         draft.own = draft.own.copy()
-        draft.own[inside] = summing_to(draft.own[inside], known, target, self.lengths.longest)
+        draft.own[inside] = scaled_to_total(draft.own[inside], known, target, self.lengths.longest)
         return True
 
     def _correct_share(self, window: Window, draft: Draft, engine: SketchReplay) -> bool:

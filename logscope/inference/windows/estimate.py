@@ -25,7 +25,14 @@ from logscope.inference.windows.balance import balance_of, with_candidates
 from logscope.inference.windows.filtering import ParticleFilter
 from logscope.inference.windows.lengths import LengthModel, after_a_pass, length_model
 from logscope.inference.windows.observations import Observations, observe, with_marks, with_prompts, with_talks
-from logscope.inference.windows.particles import Carried, Particle, Plan, WindowFit, carried, unpacked
+from logscope.inference.windows.particles import (
+    PackedParticles,
+    Particle,
+    Plan,
+    WindowFit,
+    packed_particles,
+    unpacked_particles,
+)
 from logscope.inference.windows.portion import with_inherited, worst_span
 from logscope.inference.windows.posterior import count_preemptions, counted_by_marks, fit_of, latencies, pressure_of
 from logscope.inference.windows.step_time_fit import first_guess, refit
@@ -127,7 +134,7 @@ def infer(
     first = _Pass(seen, rules, lengths, cost, share, effort.seed)
     tried = []
     for sent, fit in effort.map(first, [(1000 + i, trial) for i, trial in enumerate(trials)]):
-        tried.append((unpacked(sent), fit))
+        tried.append((unpacked_particles(sent), fit))
         lived += _lives(plans[0])
         effort.report(lived / whole)
     found = _likeliest(tried, balance is not None)
@@ -140,7 +147,7 @@ def infer(
             break  # more passes would say the same
         whole += len(batch) * _lives(plans[1]) if particles else 0
         for sent, fit in effort.map(others, batch):
-            particles += unpacked(sent)
+            particles += unpacked_particles(sent)
             fits.append(fit)
             lived += _lives(plans[1])
             effort.report(lived / whole)
@@ -256,13 +263,13 @@ class _Pass:
     share: float
     seed: int
 
-    def __call__(self, numbered: tuple[int, Plan]) -> tuple[Carried, list[WindowFit]]:
+    def __call__(self, numbered: tuple[int, Plan]) -> tuple[PackedParticles, list[WindowFit]]:
         """The particles and fits of a pass; its number and the seed are all that its chance comes from."""
         number, plan = numbered
         rng = np.random.default_rng([self.seed, number])
         latent = self.seen.level == "bare"
         filtering = ParticleFilter(self.seen, self.rules, self.lengths, self.cost, plan, rng, self.share, latent)
-        return carried(filtering.run()), filtering.fits
+        return packed_particles(filtering.run()), filtering.fits
 
 
 @dataclass(frozen=True)

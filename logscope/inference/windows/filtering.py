@@ -333,12 +333,12 @@ class ParticleFilter:
         if redraws:
             for request in [*engine.running, *engine.waiting]:
                 if request.id in redraws:
-                    engine.relimit(request, redraws[request.id])
+                    engine.set_output_limit(request, redraws[request.id])
         engine.cost = draft.cost.scaled(math.exp(draft.speed))
         engine.given = window.given
         if draft.stall_end is not None:
             if particle.stalled:
-                engine.prolong(draft.stall_end)
+                engine.end_step_at(draft.stall_end)
             else:
                 engine.stall = (draft.stall_from, draft.stall_end)
         if self._after_a_hole(k):

@@ -26,7 +26,7 @@ __all__ = [
     "Sharing",
     "after_a_pass",
     "length_model",
-    "summing_to",
+    "scaled_to_total",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -177,7 +177,7 @@ class LengthModel:
         weights = np.exp(-(misfit**2 - (misfit**2).min()) / 2)
         pick = int(np.searchsorted(np.cumsum(weights), rng.random() * weights.sum()))
         chosen = np.asarray(drawn[min(pick, _CANDIDATES - 1)], dtype=np.float64)
-        return summing_to(chosen, known, total, self.longest)
+        return scaled_to_total(chosen, known, total, self.longest)
 
     def _own(self, drawn: Floats, who: npt.NDArray[np.int64]) -> Floats:
         known = self.prompts[who]
@@ -217,7 +217,7 @@ def after_a_pass(model: LengthModel, own: Mapping[int, float], shapes: Sequence[
     return replace(model, mean_log=model.mean_log + min(max(shift, -0.7), 0.7))
 
 
-def summing_to(drawn: Floats, known: Floats, total: float, longest: int) -> Floats:
+def scaled_to_total(drawn: Floats, known: Floats, total: float, longest: int) -> Floats:
     """Scale latent lengths so that all together make `total` (rounded; the longest takes the rounding)."""
     free = known <= 0
     out = np.asarray(drawn, dtype=np.float64).copy()

@@ -22,16 +22,16 @@ from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import SketchRequest
 
 __all__ = [
-    "Carried",
     "Node",
+    "PackedParticles",
     "Particle",
     "Plan",
     "WindowFit",
-    "carried",
     "count_misfit",
     "log_likelihood",
+    "packed_particles",
     "tempering",
-    "unpacked",
+    "unpacked_particles",
     "with_owed",
 ]
 
@@ -116,7 +116,7 @@ class WindowFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class PackedParticles:
     """`particles` and `nodes` without what they hang on; `parents[i]` is the place of node i's parent, `ends[i]` that of particle i's node
     (-1: none). A parent stands before its children.
     """
@@ -127,7 +127,7 @@ class Carried:
     parents: list[int]
 
 
-def carried(particles: Sequence[Particle]) -> Carried:
+def packed_particles(particles: Sequence[Particle]) -> PackedParticles:
     """The particles, ready to be sent; a past that several have in common is in it once."""
     place: dict[int, int] = {}
     nodes: list[Node] = []
@@ -139,10 +139,10 @@ def carried(particles: Sequence[Particle]) -> Carried:
                 nodes.append(replace(node, parent=None))
                 parents.append(-1 if node.parent is None else place[id(node.parent)])
     ends = [-1 if p.node is None else place[id(p.node)] for p in particles]
-    return Carried([replace(p, node=None) for p in particles], ends, nodes, parents)
+    return PackedParticles([replace(p, node=None) for p in particles], ends, nodes, parents)
 
 
-def unpacked(sent: Carried) -> list[Particle]:
+def unpacked_particles(sent: PackedParticles) -> list[Particle]:
     """The particles with their pasts again."""
     for node, parent in zip(sent.nodes, sent.parents, strict=True):
         node.parent = sent.nodes[parent] if parent >= 0 else None

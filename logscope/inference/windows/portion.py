@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from logscope.inference.windows.observations import Arrival, Observations, Window
 
-__all__ = ["FULL", "pressed", "with_inherited", "worst_span", "worst_stretch"]
+__all__ = ["FULL", "under_pressure", "with_inherited", "worst_span", "worst_stretch"]
 
 FULL = 0.85  # of the KV cache
 _LEAD_IN = 12  # windows before the span that may be added to begin with an idle engine
 
 
-def pressed(window: Window) -> bool:
+def under_pressure(window: Window) -> bool:
     """Whether requests waited, or the cache was nearly full."""
     return window.waiting > 0 or (window.kv_usage or 0.0) >= FULL
 
@@ -80,7 +80,7 @@ def worst_span(seen: Observations, most_arrivals: int, most_windows: int) -> tup
         return seen, 1.0
     positions = _positions(seen)
     first, last = worst_stretch(
-        np.array([pressed(w) for w in windows]),
+        np.array([under_pressure(w) for w in windows]),
         np.array([w.running + w.waiting for w in windows]),
         most_windows,
         [(np.array(positions), most_arrivals)],
@@ -94,8 +94,8 @@ def worst_span(seen: Observations, most_arrivals: int, most_windows: int) -> tup
         arrivals=arrivals[positions[first] : positions[last]],
         end=windows[last - 1].end,
     )
-    everything = sum(pressed(w) for w in windows)
-    covered = sum(pressed(w) for w in cut.windows) / everything if everything else 1.0
+    everything = sum(under_pressure(w) for w in windows)
+    covered = sum(under_pressure(w) for w in cut.windows) / everything if everything else 1.0
     if not cut.arrivals:
         return seen, 1.0
     return with_inherited(cut, _load(seen, first)), covered

@@ -18,19 +18,19 @@ __all__ = [
     "capacity_tables",
     "certainty",
     "engine_name",
+    "evidence_excerpt",
     "evidence_text",
     "gaps",
     "headline",
     "is_overloaded",
     "is_poor_fit",
     "lines_read",
-    "lowered",
+    "mid_sentence",
     "no_advice",
     "of_engine",
     "own_findings",
     "reason",
     "scope",
-    "telling",
     "undecided",
     "worst_engine",
 ]
@@ -150,7 +150,7 @@ def headline(document: Mapping[str, Any]) -> str:
         said = VERDICTS[verdict].title if verdict in VERDICTS else verdict
         return f"Overloaded. {said}" if is_overloaded(document) else said
     short = _REASON_ENDS.split(undecided(document))[0].strip().rstrip(".")
-    return f"{VERDICTS[verdict].title}: {lowered(short)}"
+    return f"{VERDICTS[verdict].title}: {mid_sentence(short)}"
 
 
 def is_overloaded(document: Mapping[str, Any]) -> bool:
@@ -206,10 +206,10 @@ def no_advice(document: Mapping[str, Any]) -> str:
     replay = document.get("replay") or {}
     if replay.get("requests") and not any(map(is_poor_fit, document.get("findings") or [])):
         return "None of the replayed changes helps enough to recommend."
-    return f"No recommendation: {lowered(reason(document))}"
+    return f"No recommendation: {mid_sentence(reason(document))}"
 
 
-def lowered(sentence: str) -> str:
+def mid_sentence(sentence: str) -> str:
     """A sentence in the middle of another; a name at its head stays as it is."""
     return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 
@@ -220,7 +220,7 @@ def evidence_text(line: Mapping[str, Any]) -> str:
     return text if len(text) < MAX_TEXT else f"{text.rpartition(' ')[0]} …"
 
 
-def telling(text: str, width: int, finding: str = "") -> str:
+def evidence_excerpt(text: str, width: int, finding: str = "") -> str:
     """About `width` characters of a line of the log, cut between words: both ends are cut before the number that is the evidence of `finding` (its id) is."""
     if len(text) <= width:
         return text

@@ -20,17 +20,17 @@ from logscope.output.report.captions import (
     binding_shares,
     certainty,
     engine_name,
+    evidence_excerpt,
     evidence_text,
     gaps,
     is_overloaded,
     is_poor_fit,
     lines_read,
-    lowered,
+    mid_sentence,
     no_advice,
     of_engine,
     own_findings,
     scope,
-    telling,
     undecided,
     worst_engine,
 )
@@ -308,7 +308,7 @@ def _evidence(console: Console, evidence: Mapping[str, Any], finding: str, *, na
     room = (
         UNWRAPPED if width is None else max(width - 6 - len(where), 2 * width - 14 - len(where) if width < 100 else 0)
     )
-    said = telling(clean(evidence_text(evidence), 600), max(72, room), finding)
+    said = evidence_excerpt(clean(evidence_text(evidence), 600), max(72, room), finding)
     say(console, Text(where + said, style="dim"), label="      ", hang=8)
 
 
@@ -332,7 +332,7 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         elif item.get("basis") == "rule":
             line.append(" [rule of thumb, not replayed]")
         say(console, line)
-        trade = f" Trade-off: {lowered(item['trade'])}" if item["trade"] else ""
+        trade = f" Trade-off: {mid_sentence(item['trade'])}" if item["trade"] else ""
         say(console, Text(clean(f"{item['why']}{trade}", 500), style="dim"), label="      ", hang=6)
     if len(advice) > MAX_ADVICE and not verbose:
         say(console, f"and {len(advice) - MAX_ADVICE} more (-v)", style="dim")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parsers.envelopes.structured import different
+from parsers.envelopes.structured import distinct_rows
 from parsers.lines import EnvelopesOff, Outer, TextBlock, later
 
 __all__ = ["EnvelopeFacts", "KnownEnvelopes", "joined_facts"]
@@ -130,7 +130,7 @@ class KnownEnvelopes:
         for clock in clocks:
             for part in clock.digits:
                 bare[:, part] = _ZERO
-        heads, codes = different(bare)
+        heads, codes = distinct_rows(bare)
         known = [self._beginning(envelopes, bare[head].tobytes(), int(rows[head]), clocks) for head in heads]
         which = {begin.clock for begin in known if begin is not None}
         if None in known or len(which) != 1:
