@@ -317,18 +317,8 @@ _RELEASE = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}")
 _OWN_KEYS = re.compile(r"[a-z][a-z0-9_]{0,40}|p\d{1,2}")
 _TEXT_KEYS = frozenset(
     (
-        "id",
-        "severity",
-        "basis",
-        "verdict",
-        "pressure",
-        "cause",
-        "cost",
-        "engine",
-        "ranked_by",
-        "kind",
-        "times",
-        "binding",
+        *("id", "severity", "basis", "verdict", "pressure", "cause", "cost", "engine", "ranked_by", "kind"),
+        *("times", "binding"),
     )
 )
 _ENUMS = {"kv_cache_dtype", "policy"}

@@ -194,34 +194,14 @@ SUGGESTIONS: tuple[tuple[str, str, str, str], ...] = (
 # fmt: on
 
 _GIB = (
-    "available_kv_cache_gib",
-    "total_gpu_gib",
-    "requested_gib",
-    "free_gib",
-    "free_after_profiling_gib",
-    "free_within_requested_gib",
-    "weights_gib",
-    "activation_gib",
-    "non_torch_gib",
-    "consumed_gib",
-    "cudagraph_gib",
-    "cudagraph_est_gib",
-    "graph_gib",
-    "kv_cache_gib",
-    "baseline_gib",
+    *("available_kv_cache_gib", "total_gpu_gib", "requested_gib", "free_gib", "free_after_profiling_gib"),
+    *("free_within_requested_gib", "weights_gib", "activation_gib", "non_torch_gib", "consumed_gib"),
+    *("cudagraph_gib", "cudagraph_est_gib", "graph_gib", "kv_cache_gib", "baseline_gib"),
 )
 _COUNTS = (
-    "num_gpu_blocks",
-    "num_cpu_blocks",
-    "num_gpu_blocks_override",
-    "kv_cache_tokens",
-    "max_model_len",
-    "auto_fit_max_model_len",
-    "kv_cache_memory_bytes",
-    "kv_cache_memory_to_requested_bytes",
-    "kv_cache_memory_to_full_bytes",
-    "decode_context_parallel_size",
-    "cp_world_size",
+    *("num_gpu_blocks", "num_cpu_blocks", "num_gpu_blocks_override", "kv_cache_tokens", "max_model_len"),
+    *("auto_fit_max_model_len", "kv_cache_memory_bytes", "kv_cache_memory_to_requested_bytes"),
+    *("kv_cache_memory_to_full_bytes", "decode_context_parallel_size", "cp_world_size"),
 )
 
 SCHEMA: dict[str, Kind] = {

@@ -95,17 +95,8 @@ class Coverage:
 
 
 _COUNTS = (
-    "bytes",
-    "lines",
-    "events",
-    "other_records",
-    "foreign_lines",
-    "unrecognized_warnings",
-    "out_of_order",
-    "truncated",
-    "vllm_records",
-    "client_text",
-    "unbelieved",
+    *("bytes", "lines", "events", "other_records", "foreign_lines", "unrecognized_warnings", "out_of_order"),
+    *("truncated", "vllm_records", "client_text", "unbelieved"),
 )
 
 
