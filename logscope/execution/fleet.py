@@ -21,7 +21,7 @@ from logscope.execution.executors import Executor, RayCluster
 from logscope.inference.result import Effort
 from logscope.log.frames import LogFrames, believed_log, read, within_span
 from logscope.log.span import Reading
-from logscope.log.stored_rows import StoredRows
+from logscope.log.stored_rows import Numbers, StoredRows, as_met
 from logscope.server.engines import EngineLog, engine_logs
 from parsers.reading.by_line import MAX_SAMPLES
 from parsers.reading.events import Coverage, add_coverage
@@ -114,44 +114,27 @@ def _places(frames: dict[str, pl.DataFrame]) -> set[Place]:
 
 def _merged(parts: Sequence[_Part], names: Sequence[str]) -> LogFrames:
     position = {name: index for index, name in reversed(list(enumerate(names)))}
-    numbers = _server_numbers(parts, position)
+    seen = ((i, server, source) for i, part in enumerate(parts) for server, source in _seen(part.data))
+    servers = as_met(((i, server), (position[source], server)) for i, server, source in seen)
     starts = _order_starts(parts, position)
     frames: dict[str, list[pl.DataFrame]] = {}
     stored: dict[str, list[StoredRows]] = {}
     merged = LogFrames({}, merged_coverage([p.data.coverage for p in parts], names))
     for index, part in enumerate(parts):
-        own = {old: new for (i, old), new in numbers.items() if i == index}
+        own = {old: new for (i, old), new in servers.items() if i == index}
+        numbers = Numbers(own, {name: start for (i, name), start in starts.items() if i == index})
         for family, frame in part.data.frames.items():
-            shift = {name: start for (i, name), start in starts.items() if i == index}
-            frames.setdefault(family, []).append(_renumbered(frame, own, shift))
+            frames.setdefault(family, []).append(numbers.of(frame.lazy()).collect())
         for family, rows in part.data.stored.items():
-            shift = {name: start for (i, name), start in starts.items() if i == index}
-            stored.setdefault(family, []).append(rows.renumbered(own, shift))
+            stored.setdefault(family, []).append(rows.renumbered(numbers))
         merged.texts.update(part.data.texts)
         for (server, run), evidence in part.data.exceptions.items():
             merged.exceptions.setdefault((own[server], run), []).extend(evidence)
-    merged.frames = {f: pl.concat(p).sort("order") for f, p in _as_met(frames)}
+    met = sorted(frames.items(), key=lambda item: min(int(frame["order"][0]) for frame in item[1]))
+    merged.frames = {f: pl.concat(p).sort("order") for f, p in met}
     for family, parts_stored in stored.items():
         merged.stored[family] = StoredRows.joined(parts_stored)
     return merged
-
-
-def _as_met(frames: dict[str, list[pl.DataFrame]]) -> list[tuple[str, list[pl.DataFrame]]]:
-    def first(item: tuple[str, list[pl.DataFrame]]) -> int:
-        return min(int(frame["order"][0]) for frame in item[1])
-
-    return sorted(frames.items(), key=first)
-
-
-def _server_numbers(parts: Sequence[_Part], position: dict[str, int]) -> dict[tuple[int, int], int]:
-    """(task, its number) to the number in the whole input: servers are numbered as they are met."""
-    first: dict[tuple[int, int], int] = {}
-    for index, part in enumerate(parts):
-        for server, source in _seen(part.data):
-            key = index, server
-            first[key] = min(first.get(key, position[source]), position[source])
-    ordered = sorted(first, key=lambda key: (first[key], key[1]))
-    return {key: number for number, key in enumerate(ordered)}
 
 
 def _seen(data: LogFrames) -> Iterable[tuple[int, str]]:
@@ -177,14 +160,6 @@ def _order_starts(parts: Sequence[_Part], position: dict[str, int]) -> dict[tupl
         starts[index, source] = at - low
         at += high - low + 1
     return starts
-
-
-def _renumbered(frame: pl.DataFrame, servers: dict[int, int], shifts: dict[str, int]) -> pl.DataFrame:
-    shift = pl.col("source").replace_strict(shifts, return_dtype=pl.Int64)
-    return frame.with_columns(
-        (pl.col("order") + shift).cast(frame.schema["order"]),
-        pl.col("server").replace_strict(servers, return_dtype=frame.schema["server"]),
-    )
 
 
 def merged_coverage(parts: Sequence[Coverage], names: Sequence[str]) -> Coverage:

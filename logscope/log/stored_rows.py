@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -21,7 +21,8 @@ from logscope.log.parquet import RowGroups
 from parsers.reading.events import Event
 from parsers.reading.frames import CompactFrame, FrameBuilder, columns_of
 
-__all__ = ["FrameFiles", "Numbers", "StoredRows", "StoredWriter", "columns_kept"]
+__all__ = ["FrameFiles", "Numbers", "StoredRows", "StoredWriter", "as_met", "columns_kept"]
+ServerT = TypeVar("ServerT", bound=Hashable)
 _PLACE = ("order", "source", "line", "time", "outer_time", "at", "server", "run", "variant")
 _OWN = {
     "request": (
@@ -109,6 +110,14 @@ class Numbers:
         return rows.with_columns(source.replace_strict(self.names, return_dtype=pl.String))
 
 
+def as_met(places: Iterable[tuple[ServerT, tuple[int, int]]]) -> dict[ServerT, int]:
+    """Servers numbered as they are met: each by the first of the places at which it speaks."""
+    first: dict[ServerT, tuple[int, int]] = {}
+    for server, place in places:
+        first[server] = min(first.get(server, place), place)
+    return {server: number for number, server in enumerate(sorted(first, key=lambda s: first[s]))}
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A file, and what to read in place of what it says."""
@@ -151,9 +160,8 @@ class StoredRows:
         names = columns_of(self.family)
         self.scan().sort("order").select(names).sink_parquet(path)
 
-    def renumbered(self, servers: Mapping[int, int], shifts: Mapping[str, int]) -> StoredRows:
+    def renumbered(self, numbers: Numbers) -> StoredRows:
         """The same rows of which others stand before; once only."""
-        numbers = Numbers(dict(servers), dict(shifts))
         return replace(self, parts=tuple(replace(p, numbers=numbers) for p in self.parts))
 
     def of_server(self, server: int) -> StoredRows:

@@ -22,7 +22,7 @@ from logscope.log.parquet import RowGroups
 from logscope.log.span import Reading, Wanted
 from logscope.log.state.read_new import SETTLED, FilesRead, read_new
 from logscope.log.state.read_state import Entry, ReadState, locked
-from logscope.log.stored_rows import FrameFiles, Numbers, StoredRows
+from logscope.log.stored_rows import FrameFiles, Numbers, StoredRows, as_met
 from parsers.reading.by_line import MAX_SAMPLES, Keep
 from parsers.reading.events import Coverage, Event, add_coverage
 from parsers.reading.frames import CompactFrame, FrameBuilder
@@ -267,7 +267,8 @@ def _as_one_run(frames: Frames, state: ReadState, files_read: FilesRead) -> LogF
     position = {str(entry.id): index for index, entry in enumerate(entries)}
     names = {str(entry.id): entry.name for entry in entries}
     texts, exceptions = _lines_of(frames)
-    servers = _server_numbers(_places([*frames.values(), exceptions]), position)
+    places = _places([*frames.values(), exceptions])
+    servers = as_met((server, (position[source], order)) for server, source, order in places)
     found = LogFrames({}, _coverage(entries, files_read))
     _add_lines(found, texts, exceptions, position, names, servers)
     found.frames = _ordered(frames, position, names, servers)
@@ -283,7 +284,7 @@ def _of_large(
     names = {str(entry.id): entry.name for entry in entries}
     texts, exceptions = _lines_of(frames)
     places = [*_places([*frames.values(), exceptions]), *places_of(large)]
-    servers = _server_numbers(places, position)
+    servers = as_met((server, (position[source], order)) for server, source, order in places)
     shifts = {source: place * (state.order + 1) for source, place in position.items()}
     numbers = Numbers(servers, shifts, names)
     found = LogFrames({}, _coverage(entries, files_read))
@@ -330,14 +331,6 @@ def _reading_order(state: ReadState, files_read: FilesRead) -> list[Entry]:
 
 def _places(frames: Sequence[pl.DataFrame]) -> list[Place]:
     return [row for frame in frames for row in places_in(frame.lazy())]
-
-
-def _server_numbers(places: Sequence[Place], position: Mapping[str, int]) -> dict[int, int]:
-    first: dict[int, tuple[int, int]] = {}
-    for server, source, order in places:
-        place = position[source], order
-        first[server] = min(first.get(server, place), place)
-    return {server: n for n, server in enumerate(sorted(first, key=lambda s: first[s]))}
 
 
 def _ordered(
