@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -19,7 +19,7 @@ from logscope.diagnosis.findings.visibility import not_replayed
 from logscope.diagnosis.long_logs import replay_worst
 from logscope.diagnosis.spikes import Spike, find_spikes
 from logscope.diagnosis.verdict import PROVEN, RANK, certainty, seen_to_wait, settled, verdict_of
-from logscope.errors import LogscopeError, fault_of
+from logscope.errors import tried
 from logscope.evidence.finding import Finding, by_severity
 from logscope.evidence.preemptions import Preemptions, combine, logged_preemptions, stats_windows
 from logscope.evidence.pressure import MIN_PLATEAU, pressure_of_windows, seats_seen
@@ -169,9 +169,15 @@ def engine_result(
     advice = plain_advice(context, findings, verdict, replayed=fair)
     prompt, generation = _throughput(context.windows)
     if answer is not None and fair and with_advice:
-        replayed, found, failed = _try_advise(context, answer, spikes, verdict, findings, preemptions, effort)
-        advice += replayed
-        findings = [*_merged(findings, found), *portion, *failed]
+        work = partial(_advise, context, answer, spikes, verdict, findings, preemptions, effort)
+        replayed, fault = tried(work)
+        if replayed is not None:
+            advice += replayed[0]
+            findings = _merged(findings, replayed[1])
+        findings = [*findings, *portion]
+        if fault is not None:
+            title = f"The replay of changes failed ({fault}): there is no advice from it"
+            findings.append(Finding("coverage", "warning", "measured", title))
     elif answer is None and failure is None and not declined:
         findings += not_replayed(context, asked=replay)
     findings = settled(verdict, findings)
@@ -214,27 +220,6 @@ def with_seats_seen(log: EngineLog) -> EngineLog:
 def _poor_fit(answer: InferredReplay) -> Finding:
     title = f"The replay fits this log poorly ({percent(answer.mean_fit)} on average): do not rely on the inferred and replayed figures; the verdict does not use them"
     return Finding("coverage", "info", "inferred", title, facts={"mean_fit": round(answer.mean_fit, 3)})
-
-
-def _try_advise(
-    context: Context,
-    answer: InferredReplay,
-    spikes: Sequence[Spike],
-    verdict: str,
-    findings: Sequence[Finding],
-    preemptions: Preemptions,
-    effort: Effort,
-) -> tuple[list[Advice], list[Finding], list[Finding]]:
-    """`_advise`, and a finding where it failed on a log that nobody foresaw: the rest is said all the same."""
-    try:
-        return (*_advise(context, answer, spikes, verdict, findings, preemptions, effort), [])
-    except LogscopeError:  # the processes or the cluster that should do it, not the log
-        raise
-    except Exception as error:
-        if os.environ.get("LOGSCOPE_DEBUG"):
-            raise
-        title = f"The replay of changes failed ({fault_of(error)}): there is no advice from it"
-        return [], [], [Finding("coverage", "warning", "measured", title)]
 
 
 def _advise(

@@ -5,9 +5,15 @@ What is said on standard error: one line, in which nothing is left that a termin
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
 import click
 
-__all__ = ["LogscopeError", "NothingToWorkOn", "fault_of", "remark"]
+__all__ = ["LogscopeError", "NothingToWorkOn", "fault_of", "remark", "tried"]
+
+T = TypeVar("T")
 
 
 class LogscopeError(Exception):
@@ -32,6 +38,21 @@ def fault_of(error: BaseException) -> str:
             place = f" at {module}:{at.tb_lineno}"
         at = at.tb_next
     return f"{type(error).__name__}{place}"
+
+
+def tried(work: Callable[[], T]) -> tuple[T | None, str | None]:
+    """What `work` gives, or the `fault_of` its failure: on a log that nobody foresaw the rest of the answer is said all the same.
+
+    Raises LogscopeError (that is the processes or the cluster that should do it, not the log), and with LOGSCOPE_DEBUG whatever comes.
+    """
+    try:
+        return work(), None
+    except LogscopeError:
+        raise
+    except Exception as error:
+        if os.environ.get("LOGSCOPE_DEBUG"):
+            raise
+        return None, fault_of(error)
 
 
 MAX_REMARK = 4_000

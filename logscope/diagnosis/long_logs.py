@@ -6,15 +6,15 @@ choice is made here over the statistics windows, from the places of rows alone, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from logscope.errors import LogscopeError, fault_of
+from logscope.errors import fault_of, tried
 from logscope.evidence.finding import Finding
 from logscope.inference.result import CoveredSpan, Effort, InferredReplay
 from logscope.inference.windows.observations import ENDPOINTS
@@ -105,16 +105,9 @@ def replay_worst(
         portion = worst_portion(log, stored)
     except (OSError, pl.exceptions.PolarsError) as error:  # the rows' file is gone, or cannot be read
         return None, [], fault_of(error)
-    try:
-        answer = replay_engine(portion.log, effort)
-    except LogscopeError:  # the processes or the cluster that should do it, not the log
-        raise
-    except Exception as error:
-        if os.environ.get("LOGSCOPE_DEBUG"):
-            raise
-        return None, [], fault_of(error)
+    answer, failure = tried(partial(replay_engine, portion.log, effort))
     if answer is None:
-        return None, [], None
+        return None, [], failure
     return extrapolated(answer, portion), _of_a_portion(answer, portion, intervals), None
 
 
