@@ -128,6 +128,20 @@ class Block:
         part = self._written[start : int(self._written_ends[last - 1])]
         return (len(part) if part.isascii() else len(part.decode("utf-8", "replace"))) + 1
 
+    def first(self, text: bytes, starts: Rows, ends: Rows) -> Rows:
+        """Where `text` first stands between the places, -1 where it does not."""
+        find = self._padded.find
+        return np.array([find(text, *span) for span in zip(starts.tolist(), ends.tolist(), strict=True)], np.int64)
+
+    def last(self, text: bytes, starts: Rows, ends: Rows) -> Rows:
+        """Where `text` last stands between the places, -1 where it does not."""
+        find = self._padded.rfind
+        return np.array([find(text, *span) for span in zip(starts.tolist(), ends.tolist(), strict=True)], np.int64)
+
+    def codes(self, start: int, end: int) -> NDArray[np.uint8]:
+        """The bytes from one place to another."""
+        return np.frombuffer(self._padded, np.uint8, end - start, start)
+
     def words(self, places: Rows) -> Words:
         """Eight bytes from each place on, as little-endian numbers."""
         found: Words = self._words[places]

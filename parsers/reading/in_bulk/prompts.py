@@ -1,4 +1,4 @@
-"""Requests that are received with their prompts: each line is told with another prompt, and then read as those without one (`requests`)."""
+"""Requests that are received with their prompts: the length of the prompt is counted, the rest is read as of those without one (`requests`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parsers.families.request import PARAMS, PROMPT, PROMPT_IDS
 from parsers.lines import TextBlock, later
 from parsers.reading.in_bulk.block import Block, Mask, Rows
 from parsers.reading.in_bulk.parts import Part
-from parsers.reading.in_bulk.requests import KnownParameters, received
+from parsers.reading.in_bulk.requests import KnownParameters, received, with_parameters
 from parsers.records.prefix import find_glued, strip_ansi
 
 __all__ = ["prompted"]
@@ -21,17 +21,86 @@ _PROMPT, _PARAMS = f": {PROMPT}".encode(), f", {PARAMS[0]}".encode()
 _OTHER_PROMPT = _PROMPT + b"'x'"
 _OPENING = _OTHER_PROMPT + b", params: "
 _IDS = later(re.escape(PROMPT_IDS).encode() + rb"\[([0-9][0-9, ]*)\]")
+_TOKEN_IDS = f"{PROMPT_IDS}[".encode()
 _LONGEST_ID = 256
 _ESCAPE = later(rb"\\x[0-9a-f]{2}")
 _SHORT_ESCAPES = (rb"\\", rb"\n", rb"\t", rb"\r", rb"\'", rb"\"")
 _UNKNOWN = -1
 _CONTROLS = bytes((*range(9), *range(11, 32)))
 # What may be more than text, as is a bracket (colours, a record's prefix) or a control character.
-_MARKS = (b"Traceback (", b"x across cluster]", b".py:", b"[", b"] ", b"^[")
+_WORDS_OF_MARKS = (b"Traceback (", b".py:")
+_MARKS = (*_WORDS_OF_MARKS, b"x across cluster]", b"[", b"] ", b"^[")
+_BACKSLASH = ord("\\")
+_QUOTES = tuple(b"'\"")
+
+
+def _table(characters: bytes) -> Mask:
+    return np.isin(np.arange(256), np.frombuffer(characters, np.uint8))
+
+
+_QUOTE = _table(bytes(_QUOTES))
+_ESCAPED = _table(bytes(escape[1] for escape in _SHORT_ESCAPES))
+_SPECIAL = _table(bytes((*range(32), *range(127, 256))) + b"[]\\" + bytes(_QUOTES))
 
 
 def prompted(block: Block, rows: Rows, message: int, verb: str, known: KnownParameters) -> tuple[list[Part], Mask]:
     """`Received request x: prompt: …`, and which rows were read."""
+    starts, ends = block.starts[rows] + (message + len(verb)), block.ends[rows]
+    ids = block.first(_PROMPT, starts, np.minimum(starts + _LONGEST_ID, ends))
+    params = block.last(_PARAMS, starts, ends)
+    begins = ids + len(_PROMPT)
+    plain = (ids > starts) & (begins < params)
+    plain[plain] = block.first(_TOKEN_IDS, params[plain], ends[plain]) < 0
+    sizes = np.zeros(len(rows), np.int64)
+    sizes[plain], plain[plain] = _plain_lengths(block, begins[plain], params[plain])
+    parts, good = with_parameters(block, rows, starts, ids - starts, params + len(", "), plain, known, len("params: "))
+    chars = np.zeros(len(block), np.int64)
+    chars[rows] = sizes
+    parts = [Part(part.rows, {**part.columns, "prompt_chars": pl.Series(chars[part.rows])}) for part in parts]
+    if not good.all():
+        others, read = _one_by_one(block, rows[~good], message, verb, known)
+        parts += others
+        good[~good] = read
+    return parts, good
+
+
+def _plain_lengths(block: Block, starts: Rows, ends: Rows) -> tuple[Rows, Mask]:
+    """How many characters prompts have that are ASCII texts as Python prints them, and which of them are such and nothing else besides."""
+    none = np.zeros(len(starts), np.bool_)
+    if not len(starts):
+        return starts, none
+    first, last = int(starts.min()), int(ends.max())
+    codes = block.codes(first, last + 1)
+    places = np.flatnonzero(_SPECIAL[codes])
+    kinds = codes[places]
+    # Of a run of backslashes each other one begins an escape.
+    number = np.arange(len(places))
+    slash = kinds == _BACKSLASH
+    goes_on = np.zeros(len(places), np.bool_)
+    goes_on[1:] = slash[1:] & slash[:-1] & (np.diff(places) == 1)
+    run = np.maximum.accumulate(np.where(goes_on, 0, number))
+    escape = slash & ((number - run) % 2 == 0)
+    escaped = codes[np.minimum(places + 1, len(codes) - 1)]
+    odd = ~(slash | _QUOTE[kinds]) | (escape & ~_ESCAPED[escaped])
+    within = np.zeros(len(places), np.bool_)  # an escape
+    within[1:] = escape[:-1] & (np.diff(places) == 1)
+    low, high = np.searchsorted(places, starts - first), np.searchsorted(places, ends - first)
+
+    def count(which: Mask) -> Rows:
+        sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(which)))
+        return sums[high] - sums[low]
+
+    quotes = block.codes(first, last)[starts - first]
+    good = _QUOTE[quotes] & (codes[ends - first - 1] == quotes) & (ends - starts > 1) & (count(odd) == 0)
+    for quote in _QUOTES:
+        good &= (quotes != quote) | (count((kinds == quote) & ~within) == 2)
+    for mark in _WORDS_OF_MARKS:
+        good[good] = block.first(mark, starts[good], ends[good]) < 0
+    return ends - starts - 2 - count(escape), good
+
+
+def _one_by_one(block: Block, rows: Rows, message: int, verb: str, known: KnownParameters) -> tuple[list[Part], Mask]:
+    """Each line is told with another prompt, and then read as those without one."""
     cuts: list[tuple[int, bytes, bytes, int]] = []
     prompts: list[bytes] = []
     starts = (block.starts[rows] + (message + len(verb))).tolist()

@@ -22,7 +22,7 @@ from parsers.reading.in_bulk.templates import WORD_CHARS
 from parsers.records.prefix import find_glued, strip_ansi
 from parsers.records.record import Record, RecordText, is_open, may_continue
 
-__all__ = ["KnownParameters", "is_simple", "learned_holes", "life_lines", "received"]
+__all__ = ["KnownParameters", "is_simple", "learned_holes", "life_lines", "received", "with_parameters"]
 
 _LONGEST_ID = 256
 _LONGEST = MARGIN - 512  # with other numbers it may become longer
@@ -90,12 +90,25 @@ def received(
     """`Received request x: params: …`, and which rows were read; `opening` is what stands between the id and the parameters."""
     starts = block.starts[rows] + (message + len(verb))
     sizes, good = _id_sizes(block, starts, opening)
+    return with_parameters(
+        block, rows, starts, sizes, starts + (sizes + len(": ")), good, known, len(opening) - len(": ")
+    )
+
+
+def with_parameters(
+    block: Block, rows: Rows, starts: Rows, sizes: Rows, said: Rows, good: Mask, known: KnownParameters, at: int
+) -> tuple[list[Part], Mask]:
+    """Requests whose ids of `sizes` bytes begin at `starts`, and which rows were read; only those that are `good` are looked at.
+
+    Their parameters stand `at` bytes after the places `said`.
+    """
     fit, ids = block.strings(starts[good], sizes[good], _WORD)
+    good = good.copy()
     good[good] = fit
     if not fit.all():
         ids = ids.filter(pl.Series(fit))
     mine = rows[good]
-    places = starts[good] + (sizes[good] + len(": "))
+    places = said[good]
     ends = block.ends[mine]
     parts: list[Part] = []
     left = np.arange(len(mine))
@@ -117,11 +130,11 @@ def received(
             take(parameters)
     misses = 0
     while len(left) and len(known.all) < _MOST_SHAPES and misses < _MOST_MISSES:
-        at = int(left[(len(left) // 2 + misses) % len(left)])
-        said = block.stretch(int(places[at]), int(ends[at]))
+        one = int(left[(len(left) // 2 + misses) % len(left)])
+        text = block.stretch(int(places[one]), int(ends[one]))
         learned = False
         for loose in (False, True)[len(known.all) >= _MANY_SHAPES :]:
-            seen = _parameters_of(said, len(opening) - len(": "), loose=loose)
+            seen = _parameters_of(text, at, loose=loose)
             if seen is not None and len(left) and take(seen) >= _FEWEST:
                 known.all.append(seen)
                 learned = True
