@@ -130,7 +130,7 @@ def test_parameters_that_vary_are_read_in_bulk(monkeypatch: pytest.MonkeyPatch) 
     assert sum(others) < 100
 
 
-@pytest.mark.parametrize("prompt", ["", "prompt: 'say \\'it\\'\\n[1]', "])
+@pytest.mark.parametrize("prompt", ["", "prompt: 'say \\'it\\'\\n[1]', ", 'prompt: "one\'s own\\n", '])
 def test_limits_that_vary_are_read_in_bulk(prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     others: list[int] = []
     read = messages._others

@@ -131,6 +131,8 @@ class Block:
     def first(self, text: bytes, starts: Rows, ends: Rows) -> Rows:
         """Where `text` first stands between the places, -1 where it does not."""
         find = self._padded.find
+        if not len(starts) or find(text, int(starts.min()), int(ends.max())) < 0:
+            return np.full(len(starts), -1)
         return np.array([find(text, *span) for span in zip(starts.tolist(), ends.tolist(), strict=True)], np.int64)
 
     def last(self, text: bytes, starts: Rows, ends: Rows) -> Rows:
