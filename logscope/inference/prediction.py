@@ -280,7 +280,7 @@ def summarise_replays(replayed: Sequence[Replayed], pooled: bool = False) -> dic
 
 
 def percentiles_of_many(
-    samples: Sequence[Sequence[float]], pooled: bool, points: Sequence[float] = (50, 90, 99)
+    samples: Sequence[Sequence[float] | NDArray[np.float64]], pooled: bool, points: Sequence[float] = (50, 90, 99)
 ) -> dict[str, float | None]:
     """Percentiles (p50, p90, p99 unless told) over several samples of one thing, None without any.
 

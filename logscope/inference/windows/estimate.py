@@ -35,6 +35,7 @@ from logscope.inference.windows.particles import (
 )
 from logscope.inference.windows.portion import with_inherited, worst_span
 from logscope.inference.windows.posterior import count_preemptions, counted_by_marks, fit_of, latencies, pressure_of
+from logscope.inference.windows.shapes import with_shapes
 from logscope.inference.windows.step_time_fit import first_guess, refit
 from logscope.server.engines import EngineFacts, engine_config
 from reference_engine.cost.step_time import CostFit, Floats, LinearStepTime
@@ -52,14 +53,11 @@ _SCREENED = 3  # changes are tried on every third of the sampled workloads befor
 # Seconds of one core, about, for all passes, and the spread of their counts (relative) under which more passes would say the same: known
 # outputs leave less to find out than latent ones.
 _SECONDS, _OF_KNOWN = 1.0, 0.65
-_ALIKE = {False: 0.11, True: 0.08}
+_ALIKE = {False: 0.2, True: 0.15}
 _POOLED = (
     "statistics",
     "bare",
 )  # outputs are drawn anew in every particle, so that one alone has too little of the tail
-_TRUST, _OUTLIER = 0.25, -15.0  # in the log likelihood of a trial pass, and what a window counts at most
-_UNUSUAL = 14.0  # how much better the log must speak for a shape that is not the usual one
-_FEWER = 45.0  # the same where nobody knows how many came: many short requests explain whatever few usual ones do
 _AT_LEAST = 3  # passes, before it is asked whether they agree
 _REPLAYS = 6  # samples that are replayed exactly, with their ledgers
 _MOST_ARRIVALS = 3_000
@@ -126,20 +124,17 @@ def infer(
     measured = cost_of_steps(steps, _context(steps, rules)) if steps is not None else None
     cost = measured or first_guess(seen, kv_tokens, on_cpu, drafts)
     plans = _plans(seen, lengths.latent_outputs)
-    trials = [replace(plans[0], family=family) for family in lengths.families]
-    whole = len(trials) * _lives(plans[0]) + _AT_LEAST * _lives(plans[1]) + _REPLAYS * len(seen.windows)
-    lived = 0
+    whole = _lives(plans[0]) + _AT_LEAST * _lives(plans[1]) + _REPLAYS * len(seen.windows)
     particles: list[Particle] = []
     fits: list[list[WindowFit]] = []
-    first = _Pass(seen, rules, lengths, cost, share, effort.seed)
-    tried = []
-    for sent, fit in effort.map(first, [(1000 + i, trial) for i, trial in enumerate(trials)]):
-        tried.append((unpacked_particles(sent), fit))
-        lived += _lives(plans[0])
-        effort.report(lived / whole)
-    found = _likeliest(tried, balance is not None)
-    cost = measured or refit(found, seen, kv_tokens, cost, on_cpu, drafts)
-    lengths = after_a_pass(lengths, _own_prompts(found), [p.shape for p in found])
+    chance = np.random.default_rng([effort.seed, 1000])
+    lengths = with_shapes(lengths, seen, rules, cost.cost, share, chance)
+    (sent, _fit), *_ = effort.map(_Pass(seen, rules, lengths, cost, share, effort.seed), [(1000, plans[0])])
+    first = unpacked_particles(sent)
+    lived = _lives(plans[0])
+    effort.report(lived / whole)
+    cost = measured or refit(first, seen, kv_tokens, cost, on_cpu, drafts)
+    lengths = with_shapes(after_a_pass(lengths, _own_prompts(first)), seen, rules, cost.cost, share, chance)
     others = _Pass(seen, rules, lengths, cost, share, effort.seed)
     passes = list(enumerate(plans))[1:]
     for batch in (passes[:_AT_LEAST], passes[_AT_LEAST:]):
@@ -175,7 +170,7 @@ def infer(
         preemptions=counts,
         pressure=pressure_of(seen, counts, ledger["total_s"]),
         fit=fit_of(seen, fits),
-        latency=latencies(seen, particles, replays, pooled) | {"basis": "inferred"},
+        latency=latencies(seen, particles, replays, pooled, not lengths.latent_outputs) | {"basis": "inferred"},
         ledger=ledger,
         slow_each=slow_of_each(replays),
         step_time=LinearStepTime(cost.cost.base, cost.cost.per_prefill, cost.cost.per_decode, cost.cost.per_kv),
@@ -286,18 +281,6 @@ class _Replay:
 def _lives(plan: Plan) -> int:
     """How often an engine lives through a window in a pass, at most: the measure of what is done."""
     return plan.particles * plan.proposals * plan.rounds
-
-
-def _likeliest(tried: Sequence[tuple[list[Particle], list[WindowFit]]], bare: bool) -> list[Particle]:
-    """Particles of trial passes in proportion to how well each pass meets the log; much of that is luck. The first is the usual case."""
-    scores = np.array([sum(max(f.best, _OUTLIER) for f in fits) for _particles, fits in tried])
-    scores[1:] -= _UNUSUAL
-    if bare:
-        usual = tried[0][0][0].shape.spread
-        scores -= [_FEWER * (particles[0].shape.spread > 1.2 * usual) for particles, _fits in tried]
-    weights = np.exp(_TRUST * (scores - scores.max()))
-    counts = np.rint(len(tried[0][0]) * weights).astype(int)
-    return [p for (particles, _fits), count in zip(tried, counts, strict=True) for p in particles[:count]]
 
 
 def _agree(particles: Sequence[Particle], passes: int, alike: float) -> bool:

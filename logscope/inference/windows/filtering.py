@@ -93,7 +93,7 @@ class ParticleFilter:
 
     def _fresh(self) -> Particle:
         cost = self.costs.draw(self.rng, self.plan.cost_sd)
-        return Particle(make_sketch(self.rules, cost), cost, self.lengths.shape(self.rng, self.plan.family))
+        return Particle(make_sketch(self.rules, cost), cost, self.lengths.shape(self.rng))
 
     # ---- choosing ----
 

@@ -8,7 +8,7 @@ latent themselves: every particle has its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -107,8 +107,8 @@ class LengthModel:
     """Beliefs by request. `mean_log` and `sd_log` are those of the logarithm of a prompt's own tokens.
 
     `prompts` and `outputs` hold certain lengths, 0 where they are latent; `limits` is what an output cannot exceed.
-    `output_mean`: mean latent output, known to `output_doubt` (log); `output_sd`: what their spread (log) is thought to be.
-    `shapes`: those that survived the pass before, where there was one; `prompts_per_output`: prompt tokens to generated ones
+    `output_mean`: mean latent output, known to `output_doubt` (log).
+    `shapes`: those that meet the log, once it was asked; `prompts_per_output`: prompt tokens to generated ones
     where only what requests hold tells their number: prompts then scale with the outputs.
     """
 
@@ -118,7 +118,6 @@ class LengthModel:
     outputs: Floats
     limits: Floats
     output_mean: float
-    output_sd: float
     output_doubt: float
     longest: int
     sharing: Sharing
@@ -130,33 +129,11 @@ class LengthModel:
         """Whether any output length has to be drawn."""
         return bool((self.outputs <= 0).any())
 
-    @property
-    def families(self) -> tuple[OutputShape, ...]:
-        """Shapes that a log is asked about: as chats are, all of a length, like each other, very different, short and long mixed."""
-        if not self.latent_outputs:
-            return (OutputShape(1.0, self.output_sd),)
-        return (
-            OutputShape(1.0, self.output_sd),
-            OutputShape(1.0, 0.08),
-            OutputShape(1.0, 0.3),
-            OutputShape(1.0, min(1.6 * self.output_sd, _WIDE)),
-            OutputShape(1.0, 0.4, 0.25, 5.0),
-            OutputShape(1.0, 0.5, 0.2, 25.0),
-        )
-
-    def shape(self, rng: np.random.Generator, family: OutputShape | None) -> OutputShape:
-        """How long outputs may be in all: one of a family, or one that survived the passes before."""
-        if not self.latent_outputs:
-            return OutputShape(1.0, self.output_sd)
-        if family is None and self.shapes:
-            return self.shapes[int(rng.integers(len(self.shapes)))].near(rng, 0.1)
-        like = (family or OutputShape(1.0, self.output_sd)).near(rng, 0.2)
-        scale = math.exp(self.output_doubt * float(rng.standard_normal()))
-        if self.prompts_per_output is not None:
-            # the longer an output, the longer it is seen to run: what those that run hold tells less of the mean where outputs differ
-            ratio = self.prompts_per_output
-            scale *= (ratio + (1.0 + USUAL_VARIATION) / 2) / (ratio + math.exp(like.spread**2) / 2)
-        return replace(like, scale=scale)
+    def shape(self, rng: np.random.Generator) -> OutputShape:
+        """How long outputs may be in all: one of those that meet the log, or a little beside it."""
+        if not self.shapes:
+            return OutputShape(1.0, math.sqrt(math.log1p(USUAL_VARIATION)))
+        return self.shapes[int(rng.integers(len(self.shapes)))].near(rng, 0.1)
 
     def draw(self, rng: np.random.Generator, who: npt.NDArray[np.int64], scale: float = 1.0) -> Floats:
         """Own prompt tokens of the requests `who`, `scale` times longer than is believed."""
@@ -200,12 +177,11 @@ class LengthModel:
         return int(max(so_far + 1, min(round(drawn), self.limits[request])))
 
 
-def after_a_pass(model: LengthModel, own: Mapping[int, float], shapes: Sequence[OutputShape]) -> LengthModel:
-    """The beliefs moved to what a pass of the filter found. `own`: mean own prompt tokens by request; `shapes`: those that survived.
+def after_a_pass(model: LengthModel, own: Mapping[int, float]) -> LengthModel:
+    """The beliefs moved to what a pass of the filter found. `own`: mean own prompt tokens by request.
 
     V0 counts recomputed tokens among the prompts, so that the windows' sums alone say too much.
     """
-    model = replace(model, shapes=tuple(shapes))
     if model.prompts_per_output is not None:
         return model
     latent = [i for i in own if model.prompts[i] <= 0]
@@ -246,7 +222,7 @@ def length_model(seen: Observations, longest: int, rules: SketchRules, share: fl
     """
     arrivals = seen.arrivals
     limits = np.array([float(a.max_tokens or longest) for a in arrivals])
-    outputs, mean_output, output_sd, doubt = _output_belief(seen, share)
+    outputs, mean_output, doubt = _output_belief(seen, share)
     sharing = _sharing(seen, rules, share, mean_output)
     mean, sd = _prompt_belief(seen, share, sharing, rules.credits_hits)
     prompts, spreads = np.full(len(arrivals), mean), np.full(len(arrivals), sd)
@@ -260,7 +236,6 @@ def length_model(seen: Observations, longest: int, rules: SketchRules, share: fl
         outputs=outputs,
         limits=limits,
         output_mean=mean_output,
-        output_sd=output_sd,
         output_doubt=doubt,
         longest=max(1, longest - sharing.tokens),
         sharing=sharing,
@@ -343,8 +318,8 @@ def _as_talks_grow(seen: Observations, share: float, mean: float, sd: float) -> 
     return np.log(np.maximum(local[window], 1.0)) - variance / 2, np.full(len(middles), math.sqrt(variance))
 
 
-def _output_belief(seen: Observations, engine_share: float) -> tuple[Floats, float, float, float]:
-    """Certain outputs; for the others the mean, the spread (log), and how far the mean may be off (log).
+def _output_belief(seen: Observations, engine_share: float) -> tuple[Floats, float, float]:
+    """Certain outputs; for the others the mean, and how far it may be off (log).
 
     Where the requests' limits add up to what was generated, every output is its limit.
     """
@@ -363,36 +338,9 @@ def _output_belief(seen: Observations, engine_share: float) -> tuple[Floats, flo
             outputs = np.where(outputs > 0, outputs, asked)
     through = max(1.0, engine_share * float(before.sum()) - last.waiting - 0.5 * last.running)
     mean = max(generated / through, 1.0)
-    variance = math.log1p(_output_variation(seen, engine_share, mean))
     # what still runs at the end was generated in part: nobody knows of how much
     open_share = (last.waiting + last.running) / max(1.0, engine_share * float(before.sum()))
-    return outputs, mean, math.sqrt(variance), 0.03 + 0.6 * min(open_share, 1.0)
-
-
-def _output_variation(seen: Observations, share: float, mean: float) -> float:
-    """Variance of output lengths over the square of their mean, from how the windows' tokens scatter.
-
-    A window's tokens are those of the requests that ended in it, give or take what the running ones had before and have
-    now; few windows say little, so that what chats usually show (0.42) stays in the scales.
-    """
-    middles = np.array([(a.low + a.high) / 2 for a in seen.arrivals])
-    total, weight, windows = 0.0, 0.0, 0
-    ended_before = running_before = 0.0
-    for window in seen.windows:
-        arrived = share * float((middles <= window.end).sum())
-        ended = arrived - window.running - window.waiting
-        new, partly = ended - ended_before, running_before + window.running
-        expected = mean * (new + (window.running - running_before) / 2)
-        generated = window.generated_tokens or 0.0
-        if new >= 1 and generated > 0:
-            scatter = ((generated - expected) / mean) ** 2
-            trust = 1.0 / (0.5 * new + 0.05 * partly + 0.2) ** 2
-            total += trust * new * min(scatter - 0.05 * partly, 4.0 * new)
-            weight += trust * new**2
-            windows += 1
-        ended_before, running_before = ended, float(window.running)
-    told = max(total / weight, 0.0) if weight else USUAL_VARIATION
-    return min(max((windows * told + 4 * USUAL_VARIATION) / (windows + 4), 0.12), 1.2)
+    return outputs, mean, 0.03 + 0.6 * min(open_share, 1.0)
 
 
 def _sharing(seen: Observations, rules: SketchRules, share: float, output: float) -> Sharing:

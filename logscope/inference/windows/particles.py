@@ -41,8 +41,7 @@ class Plan:
     """How a pass of the filter goes.
 
     `particles` go on after each window, each makes `proposals`; `cost_sd` is the least spread of the particles' step
-    costs (log), `speed_sd` that of the speed from window to window; `speeds` are beliefs (mean, sd of the log) by window; `family`: the outputs' shape
-    that is tried, None: as those before found.
+    costs (log), `speed_sd` that of the speed from window to window; `speeds` are beliefs (mean, sd of the log) by window.
     """
 
     particles: int = 48
@@ -51,7 +50,6 @@ class Plan:
     cost_sd: float = 0.15
     speed_sd: float = 0.12
     speeds: tuple[Floats, Floats] | None = None
-    family: OutputShape | None = None
 
 
 @dataclass(slots=True)

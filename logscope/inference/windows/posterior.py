@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta, timezone
 from typing import Any
 
@@ -18,6 +19,7 @@ from logscope.evidence.pressure import NEARLY_FULL_PCT, pressure_of_count
 from logscope.inference.prediction import Replayed, gap_percentiles, percentiles_of_many
 from logscope.inference.result import PreemptionCount
 from logscope.inference.steps.observed import Recomputations
+from logscope.inference.windows.lengths import Floats
 from logscope.inference.windows.observations import Observations
 from logscope.inference.windows.particles import Particle, WindowFit
 from reference_engine.sketch.request import SketchRequest
@@ -40,6 +42,8 @@ _THIN = {
     "statistics": (1.2, 3.0),
     "bare": (1.5, 3.0),
 }  # over the busy intervals: spread (log), seconds
+_UNSEEN = 3.0  # how much longer what is left after the last line may take than is believed
+_NOTICED, _PREFILL = 1.0, 5.0  # seconds after which a line counts an arrival, and that a first step may take after it
 _TOP = 0.996  # rank of the longest that is drawn, which bounds a p99
 _FACTOR = 4.0  # bounds further apart tell nothing where few intervals are busy; twice that where many are, as then it is the requests that differ
 _MANY = 10  # busy intervals
@@ -154,33 +158,39 @@ def _finished(particle: Particle) -> list[SketchRequest]:
 
 
 def latencies(
-    seen: Observations, particles: Sequence[Particle], replayed: Sequence[Replayed], pooled: bool
+    seen: Observations, particles: Sequence[Particle], replayed: Sequence[Replayed], pooled: bool, known_outputs: bool
 ) -> dict[str, Any]:
     """TTFT and E2E percentiles over the particles' finished requests with `low` and `high`, gaps between tokens over all replays; seconds.
 
-    `pooled`: over all particles' requests together, as `percentiles_of_many` says. What would have ended after the log is cut at its end;
-    `censored` counts what still ran there (contract, *Additions*). A figure whose bounds are too far apart is None, and `withheld` says why.
+    `pooled`: over all particles' requests together, as `percentiles_of_many` says. Who came before a line that shows nobody waiting has begun
+    by then, and ended by a line that shows nobody at all. What would have ended after the log is cut at its end, and the upper bounds give
+    it some more time unless outputs are known; `censored` counts what still ran there (contract, *Additions*). A figure whose bounds are too far apart is None, and `withheld` says why.
     """
     last = seen.windows[-1]
-    closed = last.end if last.running + last.waiting == 0 and seen.end <= last.end + 1.0 else math.inf
     span = max(seen.log_end, seen.end) - min(seen.windows[0].start, *(a.low for a in seen.arrivals[:1]))
     gaps = gap_percentiles(replayed)
     step = gaps["p50"] or 0.0
-    firsts, ends, open_share = [], [], 0.0
+    nobody_waits = np.array([w.end for w in seen.windows if not w.waiting])
+    idle = np.array([w.end for w in seen.windows if not w.running + w.waiting])
+    unseen = 1.0 if known_outputs else _UNSEEN
+    firsts, ends = _Figure([], []), _Figure([], [])
     for particle in particles:
         done = _finished(particle)
         if done:
-            firsts.append([min((r.first or 0.0) - r.arrival, span) for r in done])
-            ends.append([min(min(r.end or 0.0, max(closed, r.first or 0.0)) - r.arrival, span) for r in done])
-            # an end that only the belief of lengths tells, after the last line
-            open_share += sum((r.end or 0.0) > last.end for r in done) / len(done) / len(particles)
+            came = np.array([r.arrival for r in done])
+            first = np.minimum([r.first or 0.0 for r in done], _by(nobody_waits, came) + _PREFILL)
+            end = np.minimum([r.end or 0.0 for r in done], np.maximum(_by(idle, came), first))
+            firsts.add(first, came, last.end, span, unseen if last.waiting else 1.0)
+            ends.add(end, came, last.end, span, unseen)
     busy = max(1, _busy(seen))
     known, thin = _KNOWN[seen.level], _THIN[seen.level]
     factor = _FACTOR if busy <= _MANY else 2.0 * _FACTOR
     spreads = math.hypot(known[0], thin[0] / busy), known[1], thin[1] / busy, factor
-    ttft = _bounded(firsts, pooled, spreads, step, open_share if last.waiting else 0.0, span)
-    e2e = _bounded(ends, pooled, spreads, step, 0.0 if closed < math.inf else open_share, span)
-    held = [f"{name} {p}" for name, of in (("TTFT", ttft), ("E2E", e2e)) for p in _RANGE if firsts and of[p] is None]
+    ttft = _bounded(firsts, pooled, spreads, step, span)
+    e2e = _bounded(ends, pooled, spreads, step, span)
+    held = [
+        f"{name} {p}" for name, of in (("TTFT", ttft), ("E2E", e2e)) for p in _RANGE if firsts.told and of[p] is None
+    ]
     return {
         "ttft_s": ttft,
         "e2e_s": e2e,
@@ -188,6 +198,24 @@ def latencies(
         "withheld": _withheld(seen, held, factor) if held else None,
         "censored": last.running + last.waiting,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """Seconds of each particle's requests, as it says and as long as they may be where the log ends before them."""
+
+    told: list[Floats]
+    most: list[Floats]
+
+    def add(self, at: Floats, came: Floats, last: float, span: float, unseen: float) -> None:
+        """Those of one particle: when something happened and when they came; what lies after `last` may take `unseen` times as long."""
+        self.told.append(np.minimum(at - came, span))
+        self.most.append(np.minimum(at + (unseen - 1.0) * np.maximum(at - last, 0.0) - came, span))
+
+
+def _by(lines: Floats, came: Floats) -> Floats:
+    """The first of some moments that is surely after each arrival; infinite where there is none."""
+    return np.append(lines, math.inf)[np.searchsorted(lines, came + _NOTICED)]
 
 
 def _busy(seen: Observations) -> int:
@@ -202,41 +230,35 @@ def _withheld(seen: Observations, names: Sequence[str], factor: float) -> str:
 
 
 def _bounded(
-    samples: Sequence[Sequence[float]],
-    pooled: bool,
-    known: tuple[float, float, float, float],
-    step: float,
-    open_share: float,
-    span: float,
+    figure: _Figure, pooled: bool, known: tuple[float, float, float, float], step: float, span: float
 ) -> dict[str, Any]:
     """Percentiles of one figure, with bounds that hold the spread of the samples and of the requests themselves.
 
     Args:
-        samples: seconds of each particle's requests.
+        figure: seconds of each particle's requests.
         pooled: see `percentiles_of_many`.
         known: least spread (log) of a figure with this evidence, how many requests of a queue count as one,
             seconds that nobody sees, and how far apart bounds may be.
         step: seconds of a step, under which nothing is told apart.
-        open_share: requests whose value is not in the log; none is longer than `span` seconds.
+        span: seconds that nothing exceeds.
     """
+    samples = figure.told
     value: dict[str, Any] = {**percentiles_of_many(samples, pooled)}
     low: dict[str, float | None] = dict.fromkeys(_RANGE)
     high: dict[str, float | None] = dict.fromkeys(_RANGE)
-    samples = [s for s in samples if len(s)]
     if samples:
-        everything = np.concatenate([np.asarray(s) for s in samples])
+        everything, longest = np.concatenate(samples), np.concatenate(figure.most)
         each = np.array([np.percentile(np.asarray(s), (50, 90, 99)) for s in samples])
         apart = np.log(np.maximum(each, step + 1e-3)).std(axis=0)
         count = len(everything) / len(samples) / known[1]
         for i, (name, rank) in enumerate(zip(_RANGE, (0.5, 0.9, 0.99), strict=True)):
             wide = _Z * math.sqrt(rank * (1 - rank) / max(count, 1.0))
-            least, most = np.quantile(everything, (max(rank - wide, 0.0), min(rank + wide, _TOP)))
+            least = np.quantile(everything, max(rank - wide, 0.0))
+            most = np.quantile(longest, min(rank + wide, _TOP))
             factor = math.exp(_Z * math.hypot(0.8 * float(apart[i]), known[0]))
             centre = float(value[name])
             low[name] = max(0.0, min(float(least), centre) / factor - step / 2 - 0.01)
             upper = min(max(float(most), centre) * factor + 1.5 * step + 0.02 + known[2], span)
-            if open_share > 2.0 * (1.0 - rank):
-                upper = span
             high[name] = max(upper, centre)
             if upper + _SHORT > known[3] * (low[name] + _SHORT):  # type: ignore[operator]
                 value[name] = low[name] = high[name] = None
