@@ -14,12 +14,14 @@ import numpy as np
 
 from logscope.inference.windows.lengths import USUAL_VARIATION, LengthModel
 from logscope.inference.windows.observations import Arrival, Observations, Window
+from logscope.inference.windows.portion import pressed
 from reference_engine.sketch.request import SketchRules
 
 __all__ = ["Balance", "balance_of", "with_candidates"]
 
 _USUAL = 200.0  # output tokens where the cache is too large to show what a request holds
 _SHARED, _ENOUGH = 0.2, 4  # hit rate from which heads are shared, and lines that tell what each request holds besides
+_TOLD_BY = 0.15  # share of the generated tokens from which on some of the lines tell the ratio of prompts to outputs
 _TELLING = 0.02  # least KV usage that tells what requests hold
 
 
@@ -56,8 +58,7 @@ def balance_of(seen: Observations, rules: SketchRules) -> Balance | None:
     generated = sum(w.generated_tokens or 0.0 for w in windows)
     if generated < 1.0 or not any(w.running for w in windows):
         return None
-    prompts = sum(w.prompt_tokens or 0.0 for w in windows)
-    ratio = prompts / generated
+    ratio = _prompts_to_outputs(windows, rules.v0)
     told = [w for w in windows if w.kv_usage is not None and w.running and w.kv_usage >= _TELLING]
     running = sum(w.running for w in told)
     if running:
@@ -75,6 +76,15 @@ def balance_of(seen: Observations, rules: SketchRules) -> Balance | None:
     output = min(output, generated)
     came, inherited = _came(windows, output, ratio * output)
     return Balance(output, ratio * output, came, inherited, doubt)
+
+
+def _prompts_to_outputs(windows: Sequence[Window], v0: bool) -> float:
+    """Prompt tokens to generated ones. V0 counts again what was evicted, so that only lines without pressure tell, if they tell enough."""
+    calm = [w for w in windows if not pressed(w)] if v0 else []
+    everything = sum(w.generated_tokens or 0.0 for w in windows)
+    if sum(w.generated_tokens or 0.0 for w in calm) < _TOLD_BY * everything:
+        calm = list(windows)
+    return sum(w.prompt_tokens or 0.0 for w in calm) / sum(w.generated_tokens or 0.0 for w in calm)
 
 
 def _besides_heads(told: Sequence[Window], rules: SketchRules) -> float | None:

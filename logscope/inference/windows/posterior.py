@@ -255,10 +255,13 @@ def _bounded(
             wide = _Z * math.sqrt(rank * (1 - rank) / max(count, 1.0))
             least = np.quantile(everything, max(rank - wide, 0.0))
             most = np.quantile(longest, min(rank + wide, _TOP))
-            factor = math.exp(_Z * math.hypot(0.8 * float(apart[i]), known[0]))
-            centre = float(value[name])
-            low[name] = max(0.0, min(float(least), centre) / factor - step / 2 - 0.01)
-            upper = min(max(float(most), centre) * factor + 1.5 * step + 0.02 + known[2], span)
+            # what the requests and what the evidence leave open has nothing to do with each other
+            doubt = _Z * math.hypot(0.8 * float(apart[i]), known[0])
+            centre = max(float(value[name]), 1e-9)
+            below = math.exp(math.hypot(doubt, math.log(centre / max(min(float(least), centre), 1e-9))))
+            above = math.exp(math.hypot(doubt, math.log(max(float(most), centre) / centre)))
+            low[name] = max(0.0, centre / below - step / 2 - 0.01)
+            upper = min(centre * above + 1.5 * step + 0.02 + known[2], span)
             high[name] = max(upper, centre)
             if upper + _SHORT > known[3] * (low[name] + _SHORT):  # type: ignore[operator]
                 value[name] = low[name] = high[name] = None

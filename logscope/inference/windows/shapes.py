@@ -16,6 +16,7 @@ import numpy.typing as npt
 from logscope.inference.windows.lengths import USUAL_VARIATION, Floats, LengthModel, OutputShape
 from logscope.inference.windows.observations import Observations, Window
 from logscope.inference.windows.particles import tempering
+from logscope.inference.windows.portion import FULL
 from reference_engine.cost.step_time import StepCost
 from reference_engine.sketch.request import SketchRules
 
@@ -30,6 +31,7 @@ _ENOUGH, _RESAMPLED = (
     0.5,
 )  # shares of the particles that count after a window at the least, and under which they are drawn anew
 _RESTLESS = 0.03  # step of a shape that is drawn again (log)
+_OF_FULL = 0.3  # what a line counts where it is not told who was admitted and may be evicted again
 _MIXED, _EQUAL = 0.35, 0.1  # chances that outputs are short and long mixed, or all of a length
 _LONGS, _RATIO, _SD_OF_KIND = (0.08, 0.5), (3.0, 60.0), (0.15, 0.7)  # of mixtures: evenly in their logarithms
 
@@ -193,6 +195,8 @@ class _Filter:
             pace = self.pace + _PACE_STEP * self.rng.standard_normal(self.count)
             generated = self.answers.live(self._steps(window, before) * np.exp(pace), self._evicted(window))
             told = self._likelihood(window, generated) - self.strain
+            if not self.told and window.waiting and (window.kv_usage or 0.0) >= FULL:
+                told = told * _OF_FULL
             logs = logs + tempering(logs + told - (logs + told).max(), _ENOUGH * self.count) * told
             weights = np.exp(logs - logs.max())
             weights /= weights.sum()
@@ -260,8 +264,8 @@ class _Filter:
             count = (count / variance + by_prompts / blur) / (1.0 / variance + 1.0 / blur)
             variance = 1.0 / (1.0 / variance + 1.0 / blur)
         drawn = np.maximum(np.rint(count + np.sqrt(variance) * self.rng.standard_normal(self.count)), 0.0)
-        # any number may have come: that these were proposed is no evidence for them
-        self.strain = -0.5 * np.minimum((drawn - count) ** 2 / variance, 9.0) - 0.5 * np.log(variance)
+        # that these were proposed is no evidence for them; and the more came, the less likely is any one number
+        self.strain = -0.5 * np.minimum((drawn - count) ** 2 / variance, 9.0) - 0.5 * np.log(variance / (drawn + 1.0))
         if prompts is not None:
             self.strain += 0.5 * (drawn - by_prompts) ** 2 / blur + 0.5 * np.log(blur)
             each = prompts / np.maximum(drawn, 1.0)
