@@ -14,7 +14,7 @@ import numpy as np
 
 from logscope.inference.windows.lengths import USUAL_VARIATION, LengthModel
 from logscope.inference.windows.observations import Arrival, Observations, Window
-from logscope.inference.windows.portion import pressed
+from logscope.inference.windows.portion import under_pressure
 from reference_engine.sketch.request import SketchRules
 
 __all__ = ["Balance", "balance_of", "with_candidates"]
@@ -80,7 +80,7 @@ def balance_of(seen: Observations, rules: SketchRules) -> Balance | None:
 
 def _prompts_to_outputs(windows: Sequence[Window], v0: bool) -> float:
     """Prompt tokens to generated ones. V0 counts again what was evicted, so that only lines without pressure tell, if they tell enough."""
-    calm = [w for w in windows if not pressed(w)] if v0 else []
+    calm = [w for w in windows if not under_pressure(w)] if v0 else []
     everything = sum(w.generated_tokens or 0.0 for w in windows)
     if sum(w.generated_tokens or 0.0 for w in calm) < _TOLD_BY * everything:
         calm = list(windows)
