@@ -20,6 +20,9 @@ UTILIZATION_STEP = 0.03
 BUSY_KV_PCT = 90.0
 MIN_BUDGET = 256
 ROOM_TO_GROW = 0.8
+MOSTLY_REJECTED = 0.3
+"""Share of the drafted tokens that are accepted, under which drafting may cost more than it brings."""
+FEW_HITS_PCT = 2.0
 MOST_REFUSED = 0.5
 """A queue cap that turns away a larger share of the requests is no remedy."""
 TARGET_TTFT_S = 10.0
@@ -58,6 +61,9 @@ def candidates(context: Context, verdict: str, *, out_of_memory: bool, replayed:
         found += _smaller_budget(facts, verdict)
     if verdict == "prefill-interference":
         found += _long_prefills(facts)
+    found += _drafts(facts)
+    if verdict == "kv-capacity":
+        found += _states(context)
     found += _gpus(facts)
     return [c for c in found if _possible(facts, c)]
 
@@ -76,7 +82,8 @@ def rules_of_thumb(context: Context, verdict: str, *, out_of_memory: bool) -> li
 
 def _possible(facts: EngineFacts, candidate: Candidate) -> bool:
     return all(
-        name in ("num_blocks", "replicas") or flag_for(name, facts.version, engine=facts.engine) is not None
+        name in ("num_blocks", "num_spec_tokens", "replicas")
+        or flag_for(name, facts.version, engine=facts.engine) is not None
         for name in candidate.changes
     )
 
@@ -194,6 +201,50 @@ def _smaller_budget(facts: EngineFacts, verdict: str) -> Iterator[Candidate]:
                 "Smaller steps: a long prompt stalls the other requests for less time.",
                 "Prompts need more steps, so their first token comes later.",
             )
+
+
+def _drafts(facts: EngineFacts) -> Iterator[Candidate]:
+    """Fewer drafts, or none where few are accepted: each costs time in every step, and a place in the cache."""
+    drafts, seen = facts.config.get("num_spec_tokens"), facts.acceptance
+    if not drafts or seen is None:
+        return
+    share = percent(seen.accepted / max(seen.drafted, 1e-9))
+    if drafts > 1:
+        fewer = max(1, drafts // 2)
+        yield Candidate(
+            {"num_spec_tokens": fewer},
+            "free",
+            f"num_speculative_tokens {fewer} instead of {drafts} in the speculative configuration: {share} of the drafted tokens are accepted,"
+            " and the first ones of a step more often than the later ones.",
+            "Where the later drafts are accepted, more steps are needed.",
+        )
+    if seen.accepted < MOSTLY_REJECTED * seen.drafted:
+        yield Candidate(
+            {"num_spec_tokens": 0},
+            "free",
+            f"No speculative configuration: only {share} of the drafted tokens are accepted, and verifying the others makes each step longer.",
+            "A request that runs alone gets its tokens more slowly.",
+        )
+
+
+def _states(context: Context) -> Iterator[Candidate]:
+    """No prefix caching for a model with state layers that finds nothing in it: each request keeps one state then, wherever it stands."""
+    facts = context.log.facts
+    groups = facts.config.get("kv_groups") or ()
+    hits = context.windows["hit_pct"].max() if context.windows is not None else None
+    if (
+        not any(group.get("mode") == "align" for group in groups)
+        or not isinstance(hits, (int, float))
+        or hits >= FEW_HITS_PCT
+    ):
+        return
+    yield Candidate(
+        {"enable_prefix_caching": False},
+        "free",
+        "The prefix cache is hardly ever hit here; without it a request holds one block in each group of state layers, where it needs a second one now"
+        " whenever its state moves on, and prompts are no longer cut at the ends of blocks.",
+        "Prompts that share a beginning are computed whole, and so is a request that was preempted.",
+    )
 
 
 def _long_prefills(facts: EngineFacts) -> Iterator[Candidate]:

@@ -12,6 +12,7 @@ from logscope.server.settings import SETTINGS, SettingError
 from reference_engine.cost.hardware import ModelShape, Parallel, Placement, rescaled_num_blocks
 from reference_engine.model import ConfigError
 from reference_engine.model.config import EngineConfig, check_config
+from reference_engine.model.kv_group import group_record
 
 __all__ = ["Scenario", "StepScale", "flag_text", "scenario_of"]
 
@@ -63,6 +64,7 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
             "this model has several KV-cache groups with blocks of their own: give them with --set kv_groups=[…]"
         )
     notes: list[str] = []
+    _lengthen_blocks(facts, before, plain)
     if "num_blocks" not in plain:
         blocks = _blocks(facts, before, plain, notes)
         if blocks != before.num_blocks:
@@ -84,6 +86,21 @@ def scenario_of(facts: EngineFacts, changes: Mapping[str, Any]) -> Scenario:
         float(changes.get("arrival_scale") or 1.0),
         tuple(notes),
     )
+
+
+def _lengthen_blocks(facts: EngineFacts, before: EngineConfig, changes: dict[str, Any]) -> None:
+    """Another KV type with state layers: a block is as large as a state, so it holds more tokens, and there are as many blocks as before."""
+    groups = before.kv_groups or ()
+    scale = _placement(facts, {}).kv_scale / _placement(facts, changes).kv_scale
+    if scale == 1.0 or "kv_groups" in changes or not any(g.is_state for g in groups):
+        return
+    longest = before.max_model_len
+    changes["kv_groups"] = [
+        group_record(g if g.mode == "none" else replace(g, block_size=min(round(g.block_size * scale), longest)))
+        for g in groups
+    ]
+    changes.setdefault("num_blocks", before.num_blocks)
+    changes.setdefault("block_size", round(before.block_size * scale))
 
 
 def _note_what_is_hidden(facts: EngineFacts, changes: Mapping[str, Any], notes: list[str]) -> None:

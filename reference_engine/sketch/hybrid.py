@@ -291,6 +291,8 @@ class HybridSketch(SketchReplay):
             request.started = self.now
             request.credit = request.prompt - (0 if self.rules.credits_hits else hit)
         own = self.order is not None and request.preemptions > 0 and hit > request.shared
+        if own:
+            self.recomputed -= hit
         request.num_blocks = self._needed(hit if own else 0, end - (hit if own else 0))
         self.num_free_blocks -= request.num_blocks
         if self.order is not None:

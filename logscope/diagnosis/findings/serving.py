@@ -442,6 +442,9 @@ def speculation(context: Context) -> list[Finding]:
     lengths = rows.filter(pl.col("mean_acceptance_length").is_not_null())
     weight = pl.col("drafted_tokens")
     weighted = lengths.select((pl.col("mean_acceptance_length") * weight).sum() / weight.sum()).item()
+    seen = context.log.facts.acceptance
+    if seen is not None:  # a look-up that proposes nothing has no part in the lines' mean
+        weighted = 1.0 + seen.accepted
     each = f"; {weighted:.2f} tokens per request and step" if lengths.height else ""
     verdict = (
         "most of the drafting is wasted, so fewer speculative tokens, or none, may be faster"
