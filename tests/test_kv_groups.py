@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
 from logscope.commands.cli import cli
+from logscope.diagnosis.candidates import candidates
+from logscope.evidence.context import Context
+from logscope.evidence.preemptions import Logged
 from logscope.evidence.pressure import full_pct
-from logscope.server.engines import EngineFacts, KvCache, engine_config
+from logscope.server.engines import EngineFacts, EngineLog, KvCache, engine_config
 from logscope.server.kv_groups import blocks_per_request, blocks_range, layout_of
-from logscope.server.settings import SETTINGS, SettingError, parse_settings
+from logscope.server.scenario import scenario_of
+from logscope.server.settings import SETTINGS, Acceptance, SettingError, parse_settings
 from reference_engine.model.kv_group import KvGroup, groups_from_records
 
 EXAMPLES = json.loads((Path(__file__).parent / "data" / "groups" / "loglines.json").read_text(encoding="utf-8"))
@@ -143,3 +149,47 @@ def test_without_prefix_caching_a_state_is_one_block() -> None:
     assert changed is not None
     assert changed.kv_groups is not None
     assert (changed.kv_groups[1].mode, changed.kv_groups[1].block_size) == ("none", 4096)
+
+
+def _hybrid(**settings: Any) -> EngineFacts:
+    groups = [{"kind": "full", "block_size": 544}, {"kind": "mamba", "block_size": 544, "mode": "align"}]
+    config = dict.fromkeys(SETTINGS) | {"num_blocks": 48, "block_size": 544, "max_model_len": 4096, "kv_groups": groups}
+    return EngineFacts(0, 0, 0, "V1", "0.32.0", None, None, config | settings, {}, KvCache())
+
+
+def test_an_8_bit_cache_lengthens_blocks_that_are_as_large_as_a_state() -> None:
+    changed = scenario_of(_hybrid(), {"kv_cache_dtype": "fp8"}).config
+    assert changed.num_blocks == 48
+    assert changed.kv_groups is not None
+    assert [group.block_size for group in changed.kv_groups] == [1088, 1088]
+
+
+def test_states_have_places_for_as_many_drafts_as_there_are() -> None:
+    facts = _hybrid(num_spec_tokens=2, acceptance=1.2)
+    now, none = engine_config(facts), engine_config(facts, {"num_spec_tokens": 0})
+    assert now is not None
+    assert none is not None
+    assert now.kv_groups is not None
+    assert none.kv_groups is not None
+    assert (now.kv_groups[1].spec_blocks, none.kv_groups[1].spec_blocks) == (2, 0)
+    assert (now.num_spec_tokens, none.num_spec_tokens) == (2, 0)
+
+
+def test_advice_for_states_is_to_leave_a_prefix_cache_that_is_never_hit() -> None:
+    windows = pl.DataFrame({"hit_pct": [0.0, 0.3], "kv_pct": [90.0, 95.0], "running": [9.0, 9.0]})
+    context = Context(EngineLog(_hybrid(enable_prefix_caching=True), {}), windows, Logged(), {})
+    tried = [c.changes for c in candidates(context, "kv-capacity", out_of_memory=False)]
+    assert {"enable_prefix_caching": False} in tried
+    assert not any("block_size" in changes for changes in tried)  # it follows from the states
+    hit = replace(context, windows=windows.with_columns(hit_pct=pl.lit(40.0)))
+    assert {"enable_prefix_caching": False} not in [
+        c.changes for c in candidates(hit, "kv-capacity", out_of_memory=False)
+    ]
+
+
+@pytest.mark.parametrize(("accepted", "tried"), [(0.1, [2, 0]), (2.5, [2])])
+def test_advice_for_drafts_is_fewer_of_them_or_none(accepted: float, tried: list[int]) -> None:
+    facts = replace(_hybrid(num_spec_tokens=4, acceptance=accepted), acceptance=Acceptance(accepted, 4.0, 0.01))
+    context = Context(EngineLog(facts, {}), None, Logged(), {})
+    found = candidates(context, "kv-capacity", out_of_memory=False)
+    assert [c.changes["num_spec_tokens"] for c in found if "num_spec_tokens" in c.changes] == tried

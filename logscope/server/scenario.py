@@ -96,7 +96,9 @@ def _lengthen_blocks(facts: EngineFacts, before: EngineConfig, changes: dict[str
         return
     longest = before.max_model_len
     changes["kv_groups"] = [
-        group_record(g if g.mode == "none" else replace(g, block_size=min(round(g.block_size * scale), longest)))
+        group_record(
+            g if g.is_state and g.mode == "none" else replace(g, block_size=min(round(g.block_size * scale), longest))
+        )
         for g in groups
     ]
     changes.setdefault("num_blocks", before.num_blocks)
