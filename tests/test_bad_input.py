@@ -221,3 +221,22 @@ def test_an_empty_name_is_no_file(tmp_path: Path, arguments: tuple[str, ...]) ->
     done = run(*(path if a == "LOG" else a for a in arguments))
     assert done.returncode in (2, 3)
     assert "an empty name" in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "num_blocks=1e308",
+        "max_model_len=1e16",
+        "kv_groups=" + "[" * 50_000,
+        "policy=<script>",
+        "gpu_memory_utilization=1e9",
+        "watermark=2",
+        "max_num_seqs=\x1b[31m7",
+    ],
+)
+def test_a_setting_that_no_server_can_have_is_refused(tmp_path: Path, setting: str) -> None:
+    path = log(tmp_path, stats_v1(1, 1, 0, 1.0))
+    done = run("analyze", path, "--no-replay", "--set", setting)
+    assert done.returncode == 2
+    assert b"\x1b" not in done.stderr

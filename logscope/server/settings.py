@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from logscope.sanitize import LARGEST_NUMBER, json_document
 from logscope.server.flags import ALIASES
 from reference_engine.model import ConfigError
 from reference_engine.model.kv_group import group_record, groups_from_records
@@ -255,7 +255,7 @@ def _flat(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         value = row.get(name)
         if isinstance(value, str) and value.startswith("{"):
             try:
-                value = json.loads(value)
+                value = json_document(value)
             except ValueError:
                 continue
         if isinstance(value, Mapping):
@@ -326,6 +326,8 @@ def parse_settings(pairs: Iterable[str], *, scenario: bool = False) -> dict[str,
 
 def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
     if kind is str:
+        if name == "policy" and text not in POLICIES:
+            raise SettingError(f"--set {pair}: policy must be {' or '.join(POLICIES)}")
         return text
     if kind is list:
         return _parse_groups(text)
@@ -350,6 +352,10 @@ def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
         raise SettingError(f"--set {pair}: {name} must be {kind_words}") from None
     if number != number or number in (float("inf"), float("-inf")) or number < 0 or (number == 0 and name in _POSITIVE):
         raise SettingError(f"--set {pair}: {name} must be a number above 0")
+    if name in _SHARES and number > 1:
+        raise SettingError(f"--set {pair}: {name} must be a share, at most 1")
+    if number > LARGEST_NUMBER:
+        raise SettingError(f"--set {pair}: {name} is larger than any server has")
     if kind is int and number != int(number):
         raise SettingError(f"--set {pair}: {name} must be a whole number")
     return int(number) if kind is int else number
@@ -358,12 +364,14 @@ def _parse_value(name: str, text: str, kind: type, pair: str) -> Any:
 def _parse_groups(text: str) -> list[dict[str, Any]]:
     """The KV-cache groups of `--set kv_groups=[{"kind": "full", "block_size": 16}, …]`."""
     try:
-        return [group_record(group) for group in groups_from_records(json.loads(text))]
+        return [group_record(group) for group in groups_from_records(json_document(text))]
     except ValueError as error:  # a ConfigError too
         said = str(error) if isinstance(error, ConfigError) else "kv_groups is a JSON list of objects"
         raise SettingError(f"--set kv_groups: {said}") from None
 
 
+POLICIES = ("fcfs", "priority")
+_SHARES = ("gpu_memory_utilization", "watermark")
 _POSITIVE = (
     *("max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "max_model_len"),
     *("tensor_parallel_size", "pipeline_parallel_size", "replicas", "arrival_scale", "gpu_memory_utilization"),
