@@ -194,3 +194,16 @@ def test_a_nearly_full_cache_with_free_seats_holds_the_queue(
 def test_a_queue_behind_one_request_is_said_sooner(tmp_path: Path) -> None:
     rows = [stats_v1(10 * i, 1, 14, 76.0 + i / 10, generation=5.4) for i in range(1, 5)]
     assert "14 requests wait behind it" in the(document(tmp_path, rows), "endless-request")["title"]
+
+
+def test_requests_that_wait_while_none_runs_are_a_stall_at_once(tmp_path: Path) -> None:
+    rows = [stats_v0(5 * i, 0, 12 + 5 * i, 0.0, generation=0.0) for i in range(1, 4)]
+    found = document(tmp_path, [stats_v0(0, 2, 0, 0.1, generation=5.6), *rows])
+    assert found["verdict"] == "engine-stall"
+    assert "17 requests waiting and none running" in the(found, "engine-stall")["title"]
+
+
+def test_health_probes_that_are_refused_are_said(tmp_path: Path) -> None:
+    probes = [access(), *[access().replace("200 OK", "503 Service Unavailable")] * 3]
+    found = document(tmp_path, [SERVES, stats_v1(20, 4, 0, 12.0), *probes])
+    assert "3 of 4 health probes got HTTP 503" in the(found, "failed-requests")["title"]

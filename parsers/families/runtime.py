@@ -182,7 +182,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str | None], ...] = (
         "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.",
     ),
     (
-        "coredied",
+        "worker_died",
         "V0",
         "0.4.3..0.10.2",
         "ERROR",

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from parsers.families import CLIENT_TEXT, FORMATS, ClientText, Format
 from parsers.reading.by_line import read_events
 from parsers.reading.events import Coverage
+from parsers.records.record import CUTS
 from parsers.sources.source import expand
 from tests.fuzz.cases import Case, Target, run
 from tests.logs import stats_v1, v0_warning
@@ -37,7 +38,45 @@ _ENDS = (
     "100%|#####| 3/3 [00:01<00:00, 9.9it/s]",
     "].",
 )
+# Messages that no family knows, with what a client wrote: none of it is evidence either.
+UNKNOWN = (
+    (
+        "ERROR",
+        "serving_chat.py:164",
+        "Error with model error=ErrorInfo(message='The model `{}` does not exist.', type='NotFoundError', code=404)",
+    ),
+    (
+        "ERROR",
+        "serving_chat.py:200",
+        "Error in preprocessing prompt inputs\nTraceback (most recent call last):\njinja2.exceptions.TemplateError: {}",
+    ),
+    (
+        "ERROR",
+        "hermes_tool_parser.py:120",
+        "Error in extracting tool call from response.\nTraceback (most recent call last):\nValueError: {}",
+    ),
+    ("WARNING", "protocol.py:112", "The following fields were present in the request but ignored: {{'{}'}}"),
+    ("INFO", "serving_models.py:185", "Loaded new LoRA adapter: name '{}', path '/a'"),
+    ("ERROR", "backend_guidance.py:9", "Failed to compile grammar: {}"),
+    ("DEBUG", "api_server.py:1", "Request body: {}"),
+    ("WARNING", "chat_utils.py:10", "{}"),
+)
 _BREAKS = ("\n", "\r\n", "\r", " ", "\n\n", "\u2028", "\x0b", "\x85")
+_CODES = (
+    "\x1b[0m",
+    "\x1b[31m",
+    "[0;0m",
+    "^[[1;36m",
+    "\x00",
+    "\x08",
+    "\u202e",
+    "\ufeff",
+    "\x0c",
+    "\x1c",
+    "\x1e",
+    "(EngineCore pid=7) ",
+    "[node-a] ",
+)
 _DRESSES = (
     "{}",
     '{{"log": {json}, "stream": "stdout", "time": "2026-05-09T00:49:33Z"}}',
@@ -60,7 +99,19 @@ def _hostile(chance: random.Random) -> str:
     if chance.random() < 0.1:
         parts[1:1] = ["y"] * 2500
     parts.append(chance.choice(("", "bye", "bye'")) + chance.choice(_ENDS))
-    return chance.choice(_BREAKS).join(parts)
+    if chance.random() < 0.2:
+        at = chance.randrange(1, len(parts))
+        parts[at] = chance.choice(_CODES) + parts[at]
+    text = chance.choice(_BREAKS).join(parts)
+    if chance.random() < 0.1:  # what a carrier cuts may begin a line with any of it
+        text = "A" * (chance.choice(CUTS) - chance.randrange(300)) + text
+    return text
+
+
+def carried(data: bytes, limit: int) -> bytes:
+    """A log as a carrier writes it that begins a new line after so many bytes, without a mark."""
+    lines = data.split(b"\n")
+    return b"\n".join(line[at : at + limit] for line in lines for at in range(0, max(len(line), 1), limit))
 
 
 def written() -> Iterator[tuple[ClientText, str, Format]]:
@@ -128,9 +179,17 @@ def _log(record: str) -> bytes:
 
 
 def _make(chance: random.Random) -> Case:
-    _, part, format_ = chance.choice(list(written()))
-    record = hostile_record(part, format_, _hostile(chance))
-    return Case({"hostile.log": _log(record), "honest.log": _log(honest_record(format_))}, {"part": part})
+    text = _hostile(chance)
+    if chance.random() < 0.3:
+        level, origin, message = chance.choice(UNKNOWN)
+        part, prefix = origin, f"(APIServer pid=1) {level} 05-09 00:49:33 [{origin}] "
+        record, honest = (prefix + message.format(x) for x in (text, "ok"))
+        record, honest = (r.replace("\r\n", "\n").replace("\n", "\r\n" + prefix) for r in (record, honest))
+    else:
+        _, part, format_ = chance.choice(list(written()))
+        record, honest = hostile_record(part, format_, text), honest_record(format_)
+    limit = chance.choice(CUTS) if chance.random() < 0.5 else 1 << 30
+    return Case({"hostile.log": carried(_log(record), limit), "honest.log": _log(honest)}, {"part": part})
 
 
 def _check(case: Case, folder: Path) -> None:

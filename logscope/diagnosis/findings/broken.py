@@ -29,6 +29,9 @@ FROZEN_WINDOWS = 4
 FROZEN_S = 20.0
 """With so many lines that are all alike, a shorter time is a stall: nobody's prompt is that long, or its blocks would come."""
 
+EMPTY_S = 15.0
+"""Requests that wait while none runs are admitted in the next step: with three lines that show none, there is no next step."""
+
 
 def runtime_oom(context: Context) -> list[Finding]:
     """The GPU ran out of memory while the server served: its remedy is the opposite of a full KV cache's."""
@@ -295,10 +298,11 @@ def _printed_stall(context: Context, run: list[Mapping[str, Any]]) -> list[Findi
     assert isinstance(end, datetime)
     silence = (end - start).total_seconds()
     frozen = len(run) >= FROZEN_WINDOWS and len({(r["running"], r["kv_pct"]) for r in run}) == 1
-    if frozen:
+    empty = all(r["running"] == 0 and r["waiting"] > (r["deferred"] or 0) for r in run)
+    if frozen or empty:
         start = run[0]["start"]
         silence = (end - start).total_seconds()
-    if silence <= (FROZEN_S - 1 if frozen else MIN_SILENCE_S):
+    if silence <= (EMPTY_S - 1 if empty else FROZEN_S - 1 if frozen else MIN_SILENCE_S):
         return []
     title = f"No progress for {stretch(silence)} with {_held(run[0])}: {len(run):,} statistics lines in a row show no tokens, so the engine hung"
     keys = [(str(r["source"]), int(r["line"]), r["end"]) for r in (run[0], run[-1])]

@@ -281,7 +281,19 @@ def failed_requests(context: Context) -> list[Finding]:
         severity = "warning" if max(broken, failed) >= 1 or aborted >= max(3, 5 * FAILED_SHARE * total) else "info"
         title = f"Requests failed: {', '.join(what)}" + (f"; {ok:,} succeeded" if ok else "")
         found.append(Finding("failed-requests", severity, "measured", title))
-    return found + _out_of_grammar(context, runtime)
+    return found + _unhealthy(http) + _out_of_grammar(context, runtime)
+
+
+def _unhealthy(http: pl.DataFrame | None) -> list[Finding]:
+    """Health probes that were answered with 503: those who probe take the server out of service, or restart it."""
+    if http is None or "status" not in http.columns:
+        return []
+    probes = pl.col("path").str.split("?").list.first() == "/health"
+    refused, all_ = _many(http, probes & (pl.col("status") == 503)), _many(http, probes)
+    if not refused:
+        return []
+    title = f"{refused:,} of {plural(all_, 'health probe')} got HTTP 503: vLLM answers so when its engine is dead, or while it shuts down"
+    return [Finding("failed-requests", "warning", "measured", title)]
 
 
 def _out_of_grammar(context: Context, runtime: pl.DataFrame | None) -> list[Finding]:
