@@ -174,3 +174,11 @@ def test_a_long_line_of_another_length_is_whole(tmp_path: Path) -> None:
     begun = "(APIServer pid=1) INFO 05-09 00:49:33 [async_llm.py:252] Added request "
     data = parsed(tmp_path, [stats_v1(1, 3, 0, 10.0), begun + "A" * (16_000 - len(begun)), stats_v1(10, 3, 0, 10.0)])
     assert data.frames["stats"].height == 2
+
+
+def test_a_prompt_that_was_cut_and_closed_takes_nothing_with_it(tmp_path: Path) -> None:
+    prompt = REQUEST + "'" + "A" * 40_000 + WARNING + "'" + AFTER
+    pieces = [prompt[at : at + 16_384] for at in range(0, len(prompt), 16_384)]
+    data = parsed(tmp_path, [stats_v1(1, 3, 0, 10.0), *pieces, stats_v1(10, 3, 0, 10.0)])
+    assert data.frames["stats"].height == 2
+    assert "preemption" not in data.frames

@@ -383,6 +383,7 @@ _WATCHDOG = later_regex(
 _TERMINATED = later_regex(
     r"[^\n]{0,300}?\bProcess group watchdog thread terminated with exception: (?P<error>CUDA error: [\w -]{1,100})"
 )
+_FATAL = later_regex(r"\s*+Fatal Python error: (?P<error>[A-Za-z][A-Za-z :_.]{0,80})")
 _SIGNAL = later_regex(r"\s*+\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) received at time=\d{1,12} ")
 _THREAD = later_regex(r"\s*+Exception in thread \S{1,40} \((?P<thread>process_(?:input|output)_sockets)\):?\s*\Z")
 
@@ -392,6 +393,11 @@ def _watchdog(text: str) -> Fields | None:
     if found is not None:
         return {"error": f"an NCCL operation ({found['operation']}) timed out after {int(found['ms']) // 1000} s"}
     found = _TERMINATED.match(text)
+    return None if found is None else {"error": found["error"].strip()}
+
+
+def _fatal(text: str) -> Fields | None:
+    found = _FATAL.match(text)
     return None if found is None else {"error": found["error"].strip()}
 
 
@@ -440,7 +446,7 @@ _NATIVE = tuple(
             _signal,
             " received at time=",
         ),
-        ("Fatal Python error: {error:s}", "Fatal Python error: Segmentation fault", None, ""),
+        ("Fatal Python error: {error:s}", "Fatal Python error: Segmentation fault", _fatal, ""),
         (
             "terminate called after throwing an instance of '{error}'",
             "terminate called after throwing an instance of 'c10::DistBackendError'",

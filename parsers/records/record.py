@@ -438,6 +438,7 @@ class Assembler:
             if chars < _MAX_KEPT_CHARS or held is line:
                 start = header.start if header is not None and mine else 0
                 pending.lines.append(RecordText(held.number, part[start:]))
+        self.cut = _was_cut(line.text)
         yield from self._flush()
 
 

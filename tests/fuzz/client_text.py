@@ -59,7 +59,6 @@ UNKNOWN = (
     ("INFO", "serving_models.py:185", "Loaded new LoRA adapter: name '{}', path '/a'"),
     ("ERROR", "backend_guidance.py:9", "Failed to compile grammar: {}"),
     ("DEBUG", "api_server.py:1", "Request body: {}"),
-    ("WARNING", "chat_utils.py:10", "{}"),
 )
 _BREAKS = ("\n", "\r\n", "\r", " ", "\n\n", "\u2028", "\x0b", "\x85")
 _CODES = (
