@@ -163,7 +163,7 @@ def engine_result(
     if slow is not None and answer is not None and answer.level == "bare":
         slow = seen_to_wait(slow, context.windows)
         each = tuple(seen_to_wait(one, context.windows) for one in each)
-    verdict = verdict_of(findings, slow, context.windows, facts.config.get("max_num_seqs"), evicted)
+    verdict = verdict_of(findings, slow, context.windows, facts.seats, evicted)
     pressure = answer.pressure if answer is not None and answer.fair else pressure_of_windows(findings, context.windows)
     fair = answer is not None and answer.fair
     advice = plain_advice(context, findings, verdict, replayed=fair)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -148,30 +149,36 @@ def _crowd(context: Context) -> int | None:
 
 
 def _fewer_seats(context: Context) -> Iterator[Candidate]:
-    crowd, seats = _crowd(context), context.log.facts.config.get("max_num_seqs")
+    facts, crowd = context.log.facts, _crowd(context)
     if crowd is None:
         return
+    name, seats = facts.seat_setting, facts.seats
+    gentler = name == "max_num_seqs" and facts.device != "CPU" and flag_for("max_num_active_seqs", facts.version)
     values = sorted({max(1, round(crowd * share)) for share in (0.5, 0.65, ROOM_TO_GROW, 1.0)})
     most = context.windows["running"].max() if context.windows is not None else None
     for value in values:
         # a cap that the server never reached changes nothing
         if (seats is None or value < seats) and (most is None or value < float(most)):  # type: ignore[arg-type]
             yield Candidate(
-                {"max_num_seqs": value},
+                {name: value},
                 "free",
-                f"About {crowd} requests fit in a full cache; capping max_num_seqs at {value} lets most of them finish without preemption.",
+                f"About {crowd} requests fit in a full cache; capping {name} at {value} lets most of them finish without preemption."
+                + (f" --max-num-active-seqs {value} does the same and keeps the CUDA graphs as they are." if gentler else ""),
                 "Requests queue before their first token instead of being preempted after it.",
             )
 
 
 def _more_seats(facts: EngineFacts) -> Iterator[Candidate]:
-    seats = facts.config.get("max_num_seqs")
+    name, seats = facts.seat_setting, facts.seats
     for factor in (2, 4):
         if seats:
+            more = {name: seats * factor}
+            if name == "max_num_active_seqs" and seats * factor > (facts.config.get("max_num_seqs") or math.inf):
+                more["max_num_seqs"] = seats * factor  # the one may not be above the other
             yield Candidate(
-                {"max_num_seqs": seats * factor},
+                more,
                 "free",
-                "max_num_seqs is the bottleneck: KV space is free while requests queue.",
+                f"{name} is the bottleneck: KV space is free while requests queue.",
                 "Steps get longer as more requests share them.",
                 always=True,
             )

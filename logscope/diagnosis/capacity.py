@@ -346,7 +346,7 @@ def _at_once(answer: InferredReplay) -> dict[str, Any]:
     room = None if config.kv_groups or not tokens else (config.num_blocks - 1) * config.block_size / sum(tokens)
     return {
         "kv": None if room is None else int(room),
-        "seats": config.max_num_seqs,
+        "seats": config.max_num_running_reqs,
         "tokens_per_request": sum(tokens) if tokens else None,
     }
 

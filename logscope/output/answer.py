@@ -147,7 +147,7 @@ def frames_of_report(found: Analysis) -> dict[str, pl.DataFrame]:
 
 def _lane(result: EngineResult) -> pl.DataFrame | None:
     facts = result.log.facts
-    rows = limits_over_time(result.windows, facts.config.get("max_num_seqs"))
+    rows = limits_over_time(result.windows, facts.seats)
     clock = pl.Datetime("us")
     schema: dict[str, pl.DataType] = {"start": clock, "end": clock, "limit": pl.String()}
     place = {"server": facts.server, "run": facts.run, "engine_index": facts.engine_index}

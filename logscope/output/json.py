@@ -144,7 +144,7 @@ def _engine(result: EngineResult) -> dict[str, Any]:
 
 def binding(result: EngineResult) -> list[dict[str, Any]]:
     """What held the engine back, stretch by stretch: `kv`, `seats`, `budget`, `arrivals` (nothing queued) or null (not visible)."""
-    stretches = limits_over_time(result.windows, result.log.facts.config.get("max_num_seqs"))
+    stretches = limits_over_time(result.windows, result.log.facts.seats)
     return [{"start": iso(start), "end": iso(end), "limit": limit} for start, end, limit in stretches]
 
 

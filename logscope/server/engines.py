@@ -75,6 +75,18 @@ class EngineFacts:
     acceptance: Acceptance | None = None
 
     @property
+    def seat_setting(self) -> str:
+        """Which setting limits how many requests run at once: `max_num_active_seqs` where it is the lower one."""
+        most, active = self.config.get("max_num_seqs"), self.config.get("max_num_active_seqs")
+        return "max_num_active_seqs" if active and (not most or active < most) else "max_num_seqs"
+
+    @property
+    def seats(self) -> int | None:
+        """How many requests may run at once, None where the log does not tell."""
+        found: int | None = self.config.get(self.seat_setting)
+        return found
+
+    @property
     def declined(self) -> tuple[str, ...]:
         """The features for which nothing is replayed."""
         return tuple(name for name in self.unsupported if name in DECLINED)
@@ -409,6 +421,7 @@ def _engine_config(facts: EngineFacts, changes: Mapping[str, Any]) -> EngineConf
         num_blocks=value["num_blocks"],
         block_size=value["block_size"],
         max_num_seqs=value["max_num_seqs"] or 256,
+        max_num_active_seqs=None if v0 else value["max_num_active_seqs"],
         max_num_batched_tokens=value["max_num_batched_tokens"] or 2048,
         max_model_len=value["max_model_len"] or 8192,
         engine="vllm-v0" if v0 else "vllm-v1",

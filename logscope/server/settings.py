@@ -20,6 +20,7 @@ __all__ = ["SETTINGS", "Acceptance", "Configuration", "SettingError", "acceptanc
 
 SETTINGS: dict[str, type] = {
     "max_num_seqs": int,
+    "max_num_active_seqs": int,
     "max_num_batched_tokens": int,
     "num_blocks": int,
     "block_size": int,
@@ -373,6 +374,6 @@ def _parse_groups(text: str) -> list[dict[str, Any]]:
 POLICIES = ("fcfs", "priority")
 _SHARES = ("gpu_memory_utilization", "watermark")
 _POSITIVE = (
-    *("max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "max_model_len"),
+    *("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "max_model_len"),
     *("tensor_parallel_size", "pipeline_parallel_size", "replicas", "arrival_scale", "gpu_memory_utilization"),
 )

@@ -60,6 +60,12 @@ class EngineConfig:
     retention_interval: int | str | None = None
 
 
+    @property
+    def max_num_running_reqs(self) -> int:
+        """How many requests run at once at most, in a version that has `max_num_active_seqs`."""
+        return min(self.max_num_seqs, self.max_num_active_seqs or self.max_num_seqs)
+
+
 LATEST_S = 4e9
 """Seconds: 127 years, and what nanoseconds in 64 bits can hold with room for the replay."""
 

@@ -40,9 +40,9 @@ class V1Scheduler:
         self.running: list[RequestState] = []
         self.waiting: WaitingQueue = PriorityQueue(self.profile.tie_order) if self.by_priority else FcfsQueue()
         self.states: dict[RequestId, RequestState] = {}
-        self.max_num_running_reqs = config.max_num_seqs
-        if self.profile.live_threshold and config.max_num_active_seqs is not None:
-            self.max_num_running_reqs = min(self.max_num_running_reqs, config.max_num_active_seqs)
+        self.max_num_running_reqs = (
+            config.max_num_running_reqs if self.profile.live_threshold else config.max_num_seqs
+        )
         gate = config.reserve_full_isl
         self.gate = self.profile.full_sequence_gate and (gate is None or gate)
         fraction = (config.watermark or 0.0) if self.profile.watermark else 0.0

@@ -92,7 +92,7 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     windows = context.windows
     if windows is None:
         return []
-    seats = context.log.facts.config.get("max_num_seqs")
+    seats = context.log.facts.seats
     full = bound_by("kv", windows, seats)
     if full.height < MIN_WINDOWS:
         return []
@@ -101,24 +101,24 @@ def kv_admission_wait(context: Context) -> list[Finding]:
     nearly = "" if full["full"].all() else f" or nearly so (from {min(full['kv_pct']):.1f} % on)"
     title = (
         f"The KV cache was full{nearly} with a queue in {full.height:,} of {windows.height:,} intervals (up to {queue:.0f} waiting):"
-        f" requests were waiting for KV blocks{', not for max_num_seqs' if seats else ''}"
+        f" requests were waiting for KV blocks{f', not for {context.log.facts.seat_setting}' if seats else ''}"
     )
     return [Finding("kv-admission-wait", "warning", "measured", title, start, end, evidence_of(full, context.texts))]
 
 
 def seat_queue(context: Context) -> list[Finding]:
     """Running sits at max_num_seqs with a queue and free KV space."""
-    windows, seats = context.windows, context.log.facts.config.get("max_num_seqs")
+    windows, seats = context.windows, context.log.facts.seats
     if windows is None or not seats or windows["aggregated"].any():
         return []
-    measured = context.log.facts.basis.get("max_num_seqs") in ("measured", "given")
+    measured = context.log.facts.basis.get(context.log.facts.seat_setting) in ("measured", "given")
     at_limit = bound_by("seats", windows, seats)
     if at_limit.height < MIN_WINDOWS:
         return []
     start, end = context.span_of(at_limit)
     queue, usage = _highest(at_limit, "waiting"), _highest(at_limit, "kv_pct")
     title = (
-        f"max_num_seqs ({seats}) was reached with up to {queue:.0f} requests waiting in {at_limit.height:,} of {windows.height:,} intervals,"
+        f"{context.log.facts.seat_setting} ({seats}) was reached with up to {queue:.0f} requests waiting in {at_limit.height:,} of {windows.height:,} intervals,"
         f" while KV usage was at most {usage:.0f} %: requests were not waiting for KV space"
     )
     return [
@@ -136,14 +136,14 @@ def seat_queue(context: Context) -> list[Finding]:
 
 def two_limits(context: Context) -> list[Finding]:
     """All seats taken and the cache full at once: the queues alone cannot say which of the two it is."""
-    windows, seats = context.windows, context.log.facts.config.get("max_num_seqs")
+    windows, seats = context.windows, context.log.facts.seats
     if windows is None or not seats:
         return []
     both = bound_by("both", windows, seats)
     if both.height < MIN_WINDOWS:
         return []
     title = (
-        f"max_num_seqs ({seats}) was reached and the KV cache was full at the same time in {both.height:,} of {windows.height:,} intervals with a queue:"
+        f"{context.log.facts.seat_setting} ({seats}) was reached and the KV cache was full at the same time in {both.height:,} of {windows.height:,} intervals with a queue:"
         " the statistics alone cannot say which of the two the queue was waiting for"
     )
     start, end = context.span_of(both)

@@ -118,7 +118,7 @@ def prefill_bound(context: Context) -> list[Finding]:
     windows = context.windows
     if windows is None:
         return []
-    seats = context.log.facts.config.get("max_num_seqs")
+    seats = context.log.facts.seats
     held = bound_by("prefill", windows, seats)
     if held.height < 2 or 2 * held.height < windows.filter(pl.col("waiting") > 0).height:
         return []

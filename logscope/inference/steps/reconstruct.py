@@ -213,7 +213,7 @@ def _hit_rate(stats: pl.DataFrame | None) -> float:
 def _rules(config: EngineConfig, hit_rate: float, steps: Steps) -> Rules:
     return Rules(
         budget=_budget(config, steps),
-        seats=max(config.max_num_seqs, int(steps.requests.max())),
+        seats=max(config.max_num_running_reqs, int(steps.requests.max())),
         usable=config.num_blocks - 1,
         block_size=config.block_size,
         threshold=config.long_prefill_token_threshold,

@@ -114,9 +114,9 @@ def _sizes(engine: Mapping[str, Any]) -> list[Fact]:
     facts = []
     if kv.get("tokens") is not None:
         facts.append(Fact("KV cache", f"{kv['tokens']:,}", "tokens", "measured"))
-    for key, name in (("max_model_len", "max_model_len"), ("max_num_seqs", "max_num_seqs")):
-        if config.get(key) is not None:
-            facts.append(Fact(name, number(config[key]), "", basis.get(key) or ""))
+    for name in ("max_model_len", "max_num_seqs", "max_num_active_seqs"):
+        if config.get(name) is not None:
+            facts.append(Fact(name, number(config[name]), "", basis.get(name) or ""))
     return facts
 
 

@@ -156,7 +156,7 @@ def _server(console: Console, document: Mapping[str, Any], worst: Mapping[str, A
     if kv["tokens"]:
         blocks = f" ({number(kv['num_blocks'])} blocks{_of_size(kv)})" if kv["num_blocks"] else ""
         parts.append(f"KV cache {number(kv['tokens'])} tokens{blocks}")
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+    for name in ("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_model_len"):
         if config.get(name) is not None:
             basis = worst["config_basis"].get(name)
             parts.append(f"{name} {number(config[name])}" + (f" ({basis})" if basis in ("default", "inferred") else ""))
