@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from logscope.diagnosis.advice import NOT_REPLAYED, Advice, advise, plain_advice
-from logscope.diagnosis.candidates import candidates, queue_caps
+from logscope.diagnosis.candidates import Offered, candidates, queue_caps
 from logscope.diagnosis.findings import Context, context_of, find_all
 from logscope.diagnosis.findings.pressure import engine_imbalance
 from logscope.diagnosis.findings.replayed import replay_findings
@@ -242,15 +242,28 @@ def _advise(
     advice = [a.beside(answer.latency, preemptions.value) for a in advice]
     found = replay_findings(context, answer, spikes, now, free)
     if any(f.id == "overload" for f in found):
-        advice += _caps(context, answer, now)
+        advice += _caps(context, answer)
     return advice, found
 
 
-def _caps(context: Context, answer: InferredReplay, now: Mapping[str, Any]) -> list[Advice]:
-    """A bound for the queue of a server to which more comes than it can serve."""
-    facts, ends = context.log.facts, now["duration_s"]
-    refused = max(0.0, 1 - answer.arriving_s / ends) if ends else 0.0
-    caps = queue_caps(facts, _throughput(context.windows)[0], refused)
+def _caps(context: Context, answer: InferredReplay) -> list[Advice]:
+    """Bounds for the queue of a server to which more comes than it can serve."""
+    facts, windows, requests = context.log.facts, context.windows, answer.requests_frame.sort("arrival_s")
+    ends = requests["end_s"].max()
+    first, prompts = requests["arrival_s"].min(), requests["prompt_tokens"]
+    if windows is None or not isinstance(ends, float) or not isinstance(first, float) or ends <= first:
+        return []
+    queued = windows.filter(pl.col("waiting") > 0)
+    running = queued["running"].mean()
+    offered = Offered(
+        [at - first for at in requests["arrival_s"].to_list()],
+        prompts.to_list(),
+        float(running) if isinstance(running, float) else 0.0,
+        requests.height / (ends - first),
+        float(prompts.sum()) / (ends - first),
+        context.log.engines_in_run,
+    )
+    caps = queue_caps(facts, offered)
     return [Advice(c, flag_text(facts, c.changes), NOT_REPLAYED, NOT_REPLAYED, 0.0, basis="rule") for c in caps]
 
 

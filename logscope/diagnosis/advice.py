@@ -212,11 +212,21 @@ def _gain(before: Mapping[str, Any], after: Mapping[str, Any], ranked_by: str, a
 
 
 def overloaded(baseline: Mapping[str, Any], free: Sequence[Mapping[str, Any]], arrivals_s: float) -> bool:
-    """Whether work is offered faster than it is done under every free setting: even the best replay ends long after the last arrival."""
+    """Whether work is offered faster than it is done under every free setting: even the best replay has a backlog long after the last arrival.
+
+    What a request takes once it has its first token is its own work, no backlog.
+    """
     if arrivals_s <= 0 or not free:
         return False
-    ends = [s["duration_s"] for s in (baseline, *free) if s["duration_s"] is not None]
-    return bool(ends) and min(ends) > OVERLOAD_STRETCH * arrivals_s
+    sides = [side for side in (baseline, *free) if side["duration_s"] is not None]
+    drained = [side["duration_s"] - _decoding_s(side) for side in sides]
+    return bool(drained) and min(drained) > OVERLOAD_STRETCH * arrivals_s
+
+
+def _decoding_s(side: Mapping[str, Any]) -> float:
+    """A middling request's time after its first token."""
+    whole, first = side["e2e_s"]["p50"], side["ttft_s"]["p50"]
+    return max(0.0, float(whole - first)) if whole is not None and first is not None else 0.0
 
 
 NOT_REPLAYED: dict[str, Any] = {

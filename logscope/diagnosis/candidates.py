@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ import polars as pl
 from logscope.evidence.context import Context
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
-from logscope.wording import percent, plural
+from logscope.wording import duration, percent, plural
 
-__all__ = ["Candidate", "candidates", "queue_caps", "rules_of_thumb"]
+__all__ = ["Candidate", "Offered", "candidates", "queue_caps", "rules_of_thumb"]
 
 MAX_UTILIZATION = 0.95
 UTILIZATION_STEP = 0.03
@@ -24,8 +24,6 @@ ROOM_TO_GROW = 0.8
 MOSTLY_REJECTED = 0.3
 """Share of the drafted tokens that are accepted, under which drafting may cost more than it brings."""
 FEW_HITS_PCT = 2.0
-MOST_REFUSED = 0.5
-"""A queue cap that turns away a larger share of the requests is no remedy."""
 TARGET_TTFT_S = 10.0
 """Time to the first token that a queue cap is made for."""
 
@@ -163,7 +161,11 @@ def _fewer_seats(context: Context) -> Iterator[Candidate]:
                 {name: value},
                 "free",
                 f"About {crowd} requests fit in a full cache; capping {name} at {value} lets most of them finish without preemption."
-                + (f" --max-num-active-seqs {value} does the same and keeps the CUDA graphs as they are." if gentler else ""),
+                + (
+                    f" --max-num-active-seqs {value} does the same and keeps the CUDA graphs as they are."
+                    if gentler
+                    else ""
+                ),
                 "Requests queue before their first token instead of being preempted after it.",
             )
 
@@ -287,23 +289,60 @@ def _gpus(facts: EngineFacts) -> Iterator[Candidate]:
     )
 
 
-def queue_caps(
-    facts: EngineFacts, prompt_tps: float | None, refused: float, target_ttft_s: float = TARGET_TTFT_S
-) -> list[Candidate]:
-    """A queue that is no longer than a client would wait: `prompt_tps` is the server's prefill throughput, `refused` the share of requests turned away."""
-    if (
-        not prompt_tps
-        or refused > MOST_REFUSED
-        or flag_for("max_num_queued_tokens", facts.version, engine=facts.engine) is None
-    ):
-        return []
-    tokens = max(1, round(target_ttft_s * prompt_tps, -2 if target_ttft_s * prompt_tps >= 1000 else 0))
-    return [
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The load of a server to which more comes than it can serve: when requests come (seconds, sorted) and the tokens of their prompts, how many
+    run at once, and how many requests and prompt tokens it serves in a second. `engines`: how many share one API server, whose caps hold for all.
+    """
+
+    arrivals: Sequence[float]
+    prompts: Sequence[float]
+    running: float
+    served_per_s: float
+    prompt_tps: float
+    engines: int = 1
+
+
+def queue_caps(facts: EngineFacts, load: Offered, target_ttft_s: float = TARGET_TTFT_S) -> list[Candidate]:
+    """A queue that is no longer than a client would wait, by requests and by tokens, each with the share of the requests that it turns away."""
+    found: list[Candidate] = []
+    if load.served_per_s <= 0 or load.prompt_tps <= 0 or not load.arrivals:
+        return found
+    every, wait = load.engines, duration(target_ttft_s)
+    reqs = max(1, round(load.running + target_ttft_s * load.served_per_s))
+    refused = _refused(load.arrivals, [1.0] * len(load.arrivals), load.served_per_s, reqs)
+    found.append(
         Candidate(
-            {"max_num_queued_tokens": int(tokens)},
+            {"max_num_queued_reqs": reqs * every},
             "free",
-            f"Limits the queue to about {target_ttft_s:.0f} s of prompts (this log shows {prompt_tps:,.0f} prompt tokens/s); requests beyond that"
-            " are rejected at once (HTTP 503) instead of waiting.",
-            f"About {percent(refused)} of requests would be rejected at this load.",
+            f"Rejects new requests at once (HTTP 503) while {reqs * every:,} are in flight: the {load.running:.0f} that run at once"
+            f" and those that are served within {wait}{f', on each of {every} engines' if every > 1 else ''}.",
+            f"About {percent(refused)} of this log's requests would be rejected.",
         )
-    ]
+    )
+    # a prompt that is longer than the cap must still be served by an idle server
+    tokens = max(round(target_ttft_s * load.prompt_tps), math.ceil(max(load.prompts)))
+    refused = _refused(load.arrivals, load.prompts, load.prompt_tps, tokens)
+    found.append(
+        Candidate(
+            {"max_num_queued_tokens": tokens * every},
+            "free",
+            f"Rejects new requests at once (HTTP 503) while the prompts that wait for prefill hold more than {wait} of this server's prefill"
+            f" ({load.prompt_tps:,.0f} prompt tokens/s{' an engine' if every > 1 else ''} while requests queue).",
+            f"About {percent(refused)} of this log's requests would be rejected.",
+        )
+    )
+    return [c for c in found if _possible(facts, c)]
+
+
+def _refused(arrivals: Sequence[float], sizes: Sequence[float], served_per_s: float, cap: float) -> float:
+    """The share of the requests that find no room in a backlog of at most `cap`, which is worked off at a steady rate."""
+    backlog = last = 0.0
+    refused = 0
+    for at, size in zip(arrivals, sizes, strict=True):
+        backlog, last = max(0.0, backlog - (at - last) * served_per_s), at
+        if backlog + size > cap:
+            refused += 1
+        else:
+            backlog += size
+    return refused / len(arrivals)

@@ -59,7 +59,6 @@ class EngineConfig:
     kv_groups: tuple[KvGroup, ...] | None = None
     retention_interval: int | str | None = None
 
-
     @property
     def max_num_running_reqs(self) -> int:
         """How many requests run at once at most, in a version that has `max_num_active_seqs`."""

@@ -23,7 +23,7 @@ from logscope.inference.prediction import Replayed, Samples, Workload, replay_wo
 from logscope.inference.result import InferredReplay
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
-from logscope.wording import LOST_TO, duration, percent
+from logscope.wording import LOST_TO, duration, percent, plural
 from reference_engine.model.config import EngineConfig
 from reference_engine.v1.profile import profile_of
 
@@ -46,8 +46,9 @@ def replay_findings(
     found = [*_preemption(context, answer), *_waits(context, answer, spikes)]
     if baseline is not None and overloaded(baseline, free, answer.arriving_s):
         title = (
-            "Overloaded: requests arrive faster than this server can finish them, whichever of the"
-            f" {len(free)} no-cost settings was replayed; the backlog always took at least 25 % longer than the arrival period to drain. Add capacity, or bound the queue"
+            "Overloaded: requests arrive faster than this server can finish them. The replay tried"
+            f" {plural(len(free), 'change')} that {'needs' if len(free) == 1 else 'need'} no hardware, and with each the backlog took at least"
+            " 25 % longer than the arrival period to drain: add capacity, or bound the queue"
         )
         found.append(Finding("overload", "critical", "replayed", title, *_whole(context)))
     if baseline is not None:

@@ -114,9 +114,8 @@ def _sizes(engine: Mapping[str, Any]) -> list[Fact]:
     facts = []
     if kv.get("tokens") is not None:
         facts.append(Fact("KV cache", f"{kv['tokens']:,}", "tokens", "measured"))
-    for name in ("max_model_len", "max_num_seqs", "max_num_active_seqs"):
-        if config.get(name) is not None:
-            facts.append(Fact(name, number(config[name]), "", basis.get(name) or ""))
+    known = (n for n in ("max_model_len", "max_num_seqs", "max_num_active_seqs") if config.get(n) is not None)
+    facts += [Fact(name, number(config[name]), "", basis.get(name) or "") for name in known]
     return facts
 
 
