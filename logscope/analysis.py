@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from html import escape
 from typing import Any
 
 import polars as pl
@@ -25,16 +26,18 @@ from logscope.evidence.preemptions import Preemptions, combine, logged_preemptio
 from logscope.evidence.pressure import MIN_PLATEAU, pressure_of_windows, seats_seen
 from logscope.inference.result import Effort, InferredReplay
 from logscope.log.frames import LogFrames, believed_log
+from logscope.sanitize import clean
 from logscope.server.engines import EngineLog, engine_logs
 from logscope.server.scenario import flag_text
-from logscope.wording import percent
+from logscope.wording import VERDICTS, duration, estimate, percent, plural
 
 __all__ = ["Analysis", "EngineResult", "Preemptions", "analyze", "engine_result", "with_imbalance", "worst_of"]
 
 _ALONE = Effort()
+MAX_ROWS = 50  # of a notebook's table: a crash loop has thousands of starts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EngineResult:
     """Everything that is said of one engine; `latency` is what a second witness measured, in place of the replay's.
 
@@ -63,8 +66,29 @@ class EngineResult:
         """The statistics windows (see `logscope.evidence.preemptions`)."""
         return self.context.windows
 
+    @property
+    def figures(self) -> dict[str, str]:
+        """The few figures that an operator looks for first, in words; what is not known is left out."""
+        latency = self.latency or (self.answer.latency if self.answer is not None else {})
+        count = self.preemptions
+        known = {
+            "preemptions": "" if count.low is None else estimate(count.low, count.value, count.high),
+            **{
+                f"{word} p99": duration((latency.get(name) or {}).get("p99"), "")
+                for name, word in (("ttft_s", "TTFT"), ("e2e_s", "E2E"))
+            },
+            "first advice": (self.advice[0].flag or str(self.advice[0].candidate.changes)) if self.advice else "",
+        }
+        return {name: said for name, said in known.items() if said}
 
-@dataclass(frozen=True, slots=True)
+    def __repr__(self) -> str:
+        """One line, without the frames that it holds."""
+        facts = self.log.facts
+        figures = "".join(f", {name} {said}" for name, said in self.figures.items())
+        return f"<engine {facts.engine_index} of server {facts.server + 1}, start {facts.run + 1}: {self.verdict}{figures}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Analysis:
     """The results of all engines, in the order server, run, engine; `worst` is the index of the one to look at.
 
@@ -84,6 +108,33 @@ class Analysis:
     def worst_result(self) -> EngineResult | None:
         """The worst engine's result."""
         return self.engines[self.worst] if self.worst is not None else None
+
+    def __repr__(self) -> str:
+        """One line for a console: the worst engine's verdict and figures, without the frames behind them."""
+        worst, many = self.worst_result, plural(len(self.engines), "engine")
+        if worst is None:
+            return f"<Analysis of {many}: no server in this log>"
+        figures = "".join(f", {name} {said}" for name, said in worst.figures.items())
+        return f"<Analysis of {many}: {worst.verdict}{figures}>"
+
+    def _repr_html_(self) -> str:
+        """A table for a notebook: a row for each engine, the worst marked. What comes from the log is text there."""
+        names = [
+            n
+            for n in ("preemptions", "TTFT p99", "E2E p99", "first advice")
+            if any(n in r.figures for r in self.engines)
+        ]
+        head = "".join(f"<th>{name}</th>" for name in ("server", "start", "engine", "vLLM", "verdict", *names))
+        rows = []
+        for place, result in enumerate(self.engines[:MAX_ROWS]):
+            facts, known = result.log.facts, VERDICTS.get(result.verdict)
+            cells = [str(facts.server + 1), str(facts.run + 1), str(facts.engine_index), facts.version or ""]
+            cells += [known.title if known else result.verdict, *(result.figures.get(n, "") for n in names)]
+            mark = ' style="font-weight:bold"' if place == self.worst else ""
+            rows.append(f"<tr{mark}>{''.join(f'<td>{escape(clean(cell, 200))}</td>' for cell in cells)}</tr>")
+        if len(self.engines) > MAX_ROWS:
+            rows.append(f"<tr><td>and {len(self.engines) - MAX_ROWS:,} more</td></tr>")
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def analyze(
@@ -239,7 +290,8 @@ def _advise(
     advice, now, free = advise(
         context.log.facts, tried, answer.samples.predict, answer.screening.predict, effort.map, verdict
     )
-    advice = [a.beside(answer.latency, preemptions.value) for a in advice]
+    told = answer.latency, preemptions.value, preemptions.recomputed_tokens, _throughput(context.windows)[1]
+    advice = [a.beside(*told) for a in advice]
     found = replay_findings(context, answer, spikes, now, free)
     if any(f.id == "overload" for f in found):
         advice += _caps(context, answer)

@@ -79,7 +79,7 @@ BINDING = {
     "seats": "max_num_seqs",
     "budget": "max_num_batched_tokens",
     "compute": "the GPU's own speed",
-    "arrivals": "nothing: no queue",
+    "arrivals": "no queue",
 }
 """What holds an engine back."""
 

@@ -42,7 +42,7 @@ def test_neighbours_with_one_limit_are_one_stretch(tmp_path: Path) -> None:
 def test_a_real_log_in_every_form(tmp_path: Path) -> None:
     forms = ("--frames", tmp_path / "frames", "--html", tmp_path / "report.html")
     done = invoke("analyze", SAMPLES / "v1-under-pressure.log", "--no-replay", *forms)
-    assert "Held by" in done.stdout
+    assert "  Limit " in done.stdout
     assert BINDING["kv"] in done.stdout
     lane = pl.read_parquet(tmp_path / "frames" / "binding.parquet")
     assert set(lane.columns) == {"start", "end", "limit", "server", "run", "engine_index"}
@@ -53,5 +53,5 @@ def test_a_real_log_in_every_form(tmp_path: Path) -> None:
 def test_without_statistics_there_is_no_lane(tmp_path: Path) -> None:
     path = log(tmp_path, *v1_start())
     done = invoke("analyze", path, "--no-replay", "--frames", tmp_path / "frames")
-    assert "Held by" not in done.stdout
+    assert "  Limit " not in done.stdout
     assert not (tmp_path / "frames" / "binding.parquet").exists()

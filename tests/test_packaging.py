@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -116,3 +117,64 @@ def test_the_version_has_one_home_and_the_changelog_knows_it() -> None:
 
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+RECIPE = ROOT / "docs" / "Containerfile"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The recipe's steps: (word, the rest), with continued lines joined."""
+    text = RECIPE.read_text(encoding="utf-8").replace("\\\n", " ")
+    steps = [line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest) for word, rest in steps]
+
+
+def test_the_image_is_built_from_pinned_bases_and_runs_as_nobody_special() -> None:
+    steps = instructions()
+    words = {word for word, _ in steps}
+    assert words <= {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENTRYPOINT", "CMD"}
+    bases = [rest.split()[0] for word, rest in steps if word == "FROM"]
+    least = re.search(r"(\d+)\.(\d+)", PROJECT["project"]["requires-python"])
+    for base in bases:
+        tag = re.fullmatch(r"python:(\d+)\.(\d+)-slim", base)
+        assert tag, base
+        assert least
+        assert (int(tag[1]), int(tag[2])) >= (int(least[1]), int(least[2]))
+    last = [(word, rest) for word, rest in steps[max(i for i, (word, _) in enumerate(steps) if word == "FROM") :]]
+    assert [rest for word, rest in last if word == "USER"][-1] not in ("root", "0")
+    assert ("ENTRYPOINT", '["logscope"]') in last
+    assert all("--no-cache-dir" in rest for word, rest in steps if word == "RUN" and " pip " in rest)
+
+
+def copied() -> list[str]:
+    """What the recipe takes from the tree."""
+    return [
+        name.rstrip("/")
+        for word, rest in instructions()
+        if word == "COPY" and "--from" not in rest
+        for name in rest.split()[:-1]
+    ]
+
+
+def test_what_the_image_takes_is_there_and_is_not_ignored() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in ignored
+    assert copied()
+    for name in copied():
+        assert (ROOT / name).exists(), name
+        assert f"!{name}" in ignored
+
+
+def test_what_the_image_takes_makes_the_whole_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """The recipe's own steps, in a folder that holds nothing else."""
+    source = tmp_path / "src"
+    for name in copied():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            source.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, "."]
+    subprocess.run([str(part) for part in build], cwd=source, check=True, timeout=300)
+    with zipfile.ZipFile(next(tmp_path.glob("logscope-*.whl"))) as made:
+        assert sorted(made.namelist()) == sorted(wheel.namelist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,21 @@ def test_the_example_of_the_documents_runs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(ROOT)
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(example, "docs/library.md", "exec"), {})
+
+
+def test_an_answer_shows_itself_in_a_line_and_in_a_notebook(tmp_path: Path) -> None:
+    """No frame is dumped, the worst engine stands out, and what a log says is text in the table."""
+    log = tmp_path / "server.log"
+    log.write_text((ROOT / "samples" / "v1-start-failed.log").read_text(encoding="utf-8"), encoding="utf-8")
+    found = logscope.analyze(logscope.read_log(logscope.expand([str(log)]), logscope.Span()), replay=False)
+    (engine,) = found.engines
+    assert repr(found) == "<Analysis of 1 engine: startup-kv-too-small, first advice --max-model-len 6368>"
+    assert repr(engine) == "<engine 0 of server 1, start 1: startup-kv-too-small, first advice --max-model-len 6368>"
+    facts = replace(engine.log.facts, version="<script>alert(1)</script>")
+    hostile = replace(found, engines=(replace(engine, log=replace(engine.log, facts=facts)),) * 60)
+    page = hostile._repr_html_()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("font-weight:bold") == 1
+    assert "and 10 more" in page
+    assert "The server did not start: its KV cache is too small" in page

@@ -62,10 +62,13 @@ class Advice:
     basis: str = "replayed"
     ranked_by: str | None = None
 
-    def beside(self, latency: Mapping[str, Any], preemptions: float | None) -> Advice:
+    def beside(
+        self, latency: Mapping[str, Any], preemptions: float | None, recomputed: float | None, flow: float | None
+    ) -> Advice:
         """The same change told from the answer's own figures: each of them changes in the proportion in which the replay's does.
 
         A screen has one TTFT p99 then, not also that of the few workloads which the changes are tried on. What is withheld stays the replay's.
+        `flow`: generated tokens a second.
         """
         before, after = ({**side} for side in (self.baseline, self.scenario))
         for name in ("ttft_s", "e2e_s"):
@@ -75,9 +78,12 @@ class Advice:
                 if figure and own is not None and after[name][point] is not None:
                     before[name][point], after[name][point] = own, after[name][point] * own / figure
             _in_order(after[name])
-        if preemptions is not None and before["preemptions"]:
-            after["preemptions"] = round(after["preemptions"] * preemptions / before["preemptions"])
-            before["preemptions"] = round(preemptions)
+        for name, own in (("preemptions", preemptions), ("recomputed_tokens", recomputed)):
+            if own is not None and before[name]:
+                after[name], before[name] = round(after[name] * own / before[name]), round(own)
+        if flow is not None and before["generation_tokens_per_s"]:
+            after["generation_tokens_per_s"] *= flow / before["generation_tokens_per_s"]
+            before["generation_tokens_per_s"] = flow
         return replace(self, baseline=before, scenario=after)
 
     def document(self) -> dict[str, Any]:

@@ -28,9 +28,12 @@ from logscope.execution.fleet import server_rows, servers_of
 from logscope.output.events import to_json
 from logscope.output.json import analysis_document
 from logscope.output.report.captions import (
+    all_engines,
     certainty,
+    engine_name,
     gaps,
     is_overloaded,
+    mid_sentence,
     no_advice,
     own_findings,
     scope,
@@ -255,7 +258,8 @@ def markdown(answer: Answer) -> str:
         ] + [""]
     lines += ["| figure | value | basis |", "|---|---|---|", *_md_figures(document), ""]
     if lost := shares(document["ledger"]["slow_s"]):
-        lines += [f"Slow requests' time: {lost} [replayed].", ""]
+        whose = f" ({engine_name(worst, document)})" if len(document["engines"]) > 1 else ""
+        lines += [f"Slow requests' time{whose}: {lost} [replayed].", ""]
     findings = own_findings(document)[:MAX_SAID]
     lines += [f"- **{f['id']}** ({f['severity']}, {f['basis']}): {_md(f['title'])}" for f in findings] + [""] * bool(
         findings
@@ -276,19 +280,22 @@ def _md(text: str) -> str:
 
 def _md_figures(document: Mapping[str, Any]) -> list[str]:
     count, latency, flow = document["preemptions"], document["latency"], document["throughput"]
-    rows = [("Preemptions", estimate(count["low"], count["value"], count["high"]), count["basis"])]
+    several = len(document["engines"]) > 1
+    all_of = f", {all_engines(document)}" if several else ""
+    own = f", {engine_name(worst_engine(document), document)}" if several and latency["basis"] != "measured" else ""
+    rows = [(f"Preemptions{all_of}", estimate(count["low"], count["value"], count["high"]), count["basis"])]
     for name, word in (("ttft_s", "TTFT"), ("e2e_s", "E2E")):
         if any(latency[name][p] is not None for p in ("p50", "p99")):
             rows.append(
                 (
-                    f"{word} p50, p99",
-                    f"{duration(latency[name]['p50'])}, {duration(latency[name]['p99'])}",
+                    f"{word} p50, p99{own}",
+                    ", ".join(duration(latency[name][point], "withheld") for point in ("p50", "p99")),
                     latency["basis"],
                 )
             )
     rows.append(
         (
-            "Generated",
+            f"Generated{all_of}",
             rate(flow["generation_tokens_per_s"]),
             "measured" if flow["generation_tokens_per_s"] is not None else None,
         )
@@ -306,7 +313,7 @@ def _md_advice(item: Mapping[str, Any]) -> str:
             for key, word in (("e2e_s", "E2E"), ("ttft_s", "TTFT"))
             if before[key]["p99"] is not None and after[key]["p99"] is not None
         )
-    return f"- {_md(name)} ({COSTS.get(item['cost'], item['cost'])}): {effect}. {_md(item['trade'])}"
+    return f"- {_md(name)} ({COSTS.get(item['cost'], item['cost'])}): {effect}. Trade-off: {_md(mid_sentence(item['trade']))}"
 
 
 _LEFT_OUT = "(left out)"

@@ -109,7 +109,7 @@ def _waits(context: Context, answer: InferredReplay, spikes: Sequence[Spike]) ->
     causes = {
         "kv-admission-wait": (("queued_for_kv",), "waiting for KV blocks before admission"),
         "seat-limit": (LOST_TO["seat-limit"], "queued behind max_num_seqs"),
-        "prefill-interference": (LOST_TO["prefill-interference"], "slowed by other requests' prefills"),
+        "prefill-interference": (LOST_TO["prefill-interference"], "held up by other requests' prefills"),
     }
     found = []
     for name, (labels, how) in causes.items():
@@ -206,9 +206,10 @@ def ordering_finding(facts: EngineFacts, samples: Samples) -> list[Finding]:
     gain = (now.short_p99_s - then.short_p99_s) / now.short_p99_s if now.short_p99_s else 0.0
     if gain < MIN_CHANGE:
         return []
+    pays = then.long_p99_s > now.long_p99_s * (1 + SAME_WORK)
     title = (
-        "Priority scheduling would only redistribute the waiting: shortest-first takes E2E p99 of short requests from"
-        f" {duration(now.short_p99_s)} to {duration(then.short_p99_s)} and of long ones from {duration(now.long_p99_s)} to"
+        f"Priority scheduling would {'only redistribute' if pays else 'redistribute'} the waiting: shortest-first takes E2E p99 of short requests"
+        f" from {duration(now.short_p99_s)} to {duration(then.short_p99_s)} and of long ones from {duration(now.long_p99_s)} to"
         f" {duration(then.long_p99_s)}"
     )
     return [Finding("ordering", "info", "replayed", title)]

@@ -418,18 +418,24 @@ def cache_reuse(context: Context) -> list[Finding]:
         else:
             continue
         start, end = seconds(rows["at"].to_list())
-        found.append(Finding("cache-reuse", "info", "measured", title, start, end, evidence_of(rows, context.texts, 2)))
+        lines = evidence_of(rows, context.texts, 2)
+        facts = {"evicted": round(context.evicted, 3)} if _counts_as_kv(context, column) else {}
+        found.append(Finding("cache-reuse", "info", "measured", title, start, end, lines, facts=facts))
     return found
 
 
 def _why_fallen(context: Context, column: str) -> str:
-    evicted = 0.0 if column.startswith("external") else context.evicted
-    if evicted < MUCH_EVICTED:
+    if not _counts_as_kv(context, column):
         return "the prompts changed, or the cache is too full to keep their prefixes"
     return (
-        f"while requests waited and the cache had little room, about {percent(evicted)} of the prompt tokens were computed again that the cache"
-        " had held before; the time of that prefill counts as lack of KV space"
+        f"while requests waited and the cache had little room, about {percent(context.evicted)} of the prompt tokens had to be computed again"
+        " although the cache had held them before; the time of that prefill counts as lack of KV-cache space"
     )
+
+
+def _counts_as_kv(context: Context, column: str) -> bool:
+    """Whether so much of the cache's prompts was evicted that their prefill is lack of KV-cache space."""
+    return not column.startswith("external") and context.evicted >= MUCH_EVICTED
 
 
 def _caching(context: Context, column: str) -> bool:

@@ -35,7 +35,7 @@ def coverage(context: Context) -> list[Finding]:
         )
     if facts.engine == "V1" and context.logged.low is None:
         said.append(
-            "vLLM V1 does not log preemptions, so the count is inferred from a replay. For the exact count, pass a /metrics scrape with --metrics (vllm:num_preemptions_total)"
+            "vLLM V1 does not log preemptions: any count here is an estimate from a replay. For the exact count, pass a /metrics scrape with --metrics (vllm:num_preemptions_total)"
         )
     key = release_numbers(facts.version) if facts.version else None
     if log.get("request") is None:

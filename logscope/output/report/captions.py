@@ -13,6 +13,7 @@ from logscope.wording import BINDING, COSTS, VERDICTS, duration, moment, number,
 from parsers.reading.by_line import MAX_TEXT
 
 __all__ = [
+    "all_engines",
     "binding_shares",
     "capacity_sentences",
     "capacity_tables",
@@ -29,6 +30,7 @@ __all__ = [
     "no_advice",
     "of_engine",
     "own_findings",
+    "ranked_by",
     "reason",
     "scope",
     "undecided",
@@ -79,11 +81,14 @@ def of_engine(finding: Mapping[str, Any], engine: Mapping[str, Any]) -> bool:
 
 
 def engine_name(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """An engine by what tells it from the others of the answer: "engine 1", "server 2, start 1"; empty where it is the only one."""
+    """An engine by what tells it from the others of the answer: "engine 1", "server 2, start 1"; empty where it is the only one.
+
+    Servers and starts are counted from 1; an engine has vLLM's own number ("Engine 000" is engine 0).
+    """
     engines = document.get("engines") or []
-    named = (("server", "server"), ("run", "start"), ("engine_index", "engine"))
-    differs = [(key, word) for key, word in named if len({e.get(key) or 0 for e in engines}) > 1]
-    return ", ".join(f"{word} {entry.get(key) or 0}" for key, word in differs)
+    named = (("server", "server", 1), ("run", "start", 1), ("engine_index", "engine", 0))
+    differs = [(key, word, first) for key, word, first in named if len({e.get(key) or 0 for e in engines}) > 1]
+    return ", ".join(f"{word} {(entry.get(key) or 0) + first}" for key, word, first in differs)
 
 
 def scope(document: Mapping[str, Any]) -> str:
@@ -209,6 +214,20 @@ def no_advice(document: Mapping[str, Any]) -> str:
     return f"No recommendation: {mid_sentence(reason(document))}"
 
 
+_RANKED = {"e2e_s.p99": "E2E p99", "ttft_s.p99": "TTFT p99", "ttft_s.p50": "TTFT p50"}
+
+
+def ranked_by(document: Mapping[str, Any]) -> str:
+    """The figure by which the replayed advice stands in its order; empty where none was replayed."""
+    return next((_RANKED[a["ranked_by"]] for a in document.get("advice") or [] if a.get("ranked_by") in _RANKED), "")
+
+
+def all_engines(document: Mapping[str, Any]) -> str:
+    """Whose the totals are: "both engines", "all 4 engines"; empty where there is one."""
+    many = len(document.get("engines") or [])
+    return "" if many < 2 else "both engines" if many == 2 else f"all {many} engines"
+
+
 def mid_sentence(sentence: str) -> str:
     """A sentence in the middle of another; a name at its head stays as it is."""
     return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
@@ -265,19 +284,19 @@ def lines_read(given: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def binding_shares(engine: Mapping[str, Any]) -> str:
-    """For how much of an engine's statistics what held requests back: "KV-cache space 31 %, nothing: no queue 69 %"."""
+    """For how much of an engine's statistics what held requests back: "KV-cache space 31 %, no queue 69 % of the time"."""
     spent: dict[str, float] = {}
     for part in engine.get("binding") or []:
         start, end = moment(part["start"]), moment(part["end"])
         if start and end:
-            word = BINDING.get(part["limit"] or "", "a queue whose cause is not visible")
+            word = BINDING.get(part["limit"] or "", "cause not visible")
             spent[word] = spent.get(word, 0.0) + (end - start).total_seconds()
     total = sum(spent.values())
     if total <= 0:
         return ""
-    return ", ".join(
-        f"{word} {percent(s / total)}" for word, s in sorted(spent.items(), key=lambda kv: -kv[1]) if s > 0
-    )
+    free = BINDING["arrivals"]
+    known = sorted(((w, s) for w, s in spent.items() if s > 0), key=lambda ws: (ws[0] == free, -ws[1]))
+    return ", ".join(f"{word} {percent(s / total)}" for word, s in known) + " of the time"
 
 
 def capacity_sentences(document: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ from logscope.output.report.view import page
 from logscope.output.report.view_advice import label_of
 from logscope.output.report.view_facts import rows_of_engine
 from logscope.sanitize import clean, script_json
-from logscope.wording import VERDICTS, duration, estimate, number, per_second, percent, period
+from logscope.wording import VERDICTS, duration, estimate, moment, number, per_second, percent, period
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -83,8 +84,9 @@ def charts(analysis: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> C
     shown = ([worst] if worst else []) + engines[: MAX_ENGINES - 1]
     requests = _of(frames, "replay_requests", worst)
     return Charts(
-        timelines=[c for e in shown if (c := _timeline(e, frames, analysis))],
-        tails=_tails(analysis, requests, frames.get("whatif_requests")),
+        timelines=[c for e in shown if (c := _timeline(e, frames, analysis, shown))],
+        # a healthy server's page is short: its percentiles are in the table
+        tails=[] if analysis.get("verdict") == "healthy" else _tails(analysis, requests, frames.get("whatif_requests")),
         gantt=_gantt(worst, requests, _of(frames, "replay_spans", worst)),
         omitted=max(0, len(engines) + 1 - MAX_ENGINES),
     )
@@ -95,7 +97,12 @@ def _of(frames: Mapping[str, pl.DataFrame], name: str, engine: Mapping[str, Any]
     return None if frame is None else rows_of_engine(frame, engine)
 
 
-def _timeline(engine: dict[str, Any], frames: Mapping[str, pl.DataFrame], analysis: Mapping[str, Any]) -> Chart | None:
+def _timeline(
+    engine: dict[str, Any],
+    frames: Mapping[str, pl.DataFrame],
+    analysis: Mapping[str, Any],
+    shown: Sequence[Mapping[str, Any]],
+) -> Chart | None:
     stats = _of(frames, "stats", engine)
     if stats is None:
         return None
@@ -103,7 +110,22 @@ def _timeline(engine: dict[str, Any], frames: Mapping[str, pl.DataFrame], analys
     whose = engine_name(engine, analysis)
     title = f"{whose[:1].upper()}{whose[1:]}" or "What happened over time"
     name = f"timeline-{server}-{run}-{index}"
-    return timeline(name, title, stats, engine, _of(frames, "replay_steps", engine))
+    together = [e for e in shown if (e.get("server"), e.get("run")) == (engine.get("server"), engine.get("run"))]
+    span = _span(together, frames) if len(together) > 1 else None
+    return timeline(name, title, stats, engine, _of(frames, "replay_steps", engine), span)
+
+
+def _span(engines: Sequence[Mapping[str, Any]], frames: Mapping[str, pl.DataFrame]) -> tuple[datetime, datetime] | None:
+    """The time that the charts of several engines of one start have in common, so that one stands below the other."""
+    times: list[datetime] = []
+    for engine in engines:
+        for name in ("stats", "replay_steps"):
+            frame = _of(frames, name, engine)
+            if frame is not None and "time" in frame.columns:
+                known = frame["time"].drop_nulls()
+                times += [t for t in (known.min(), known.max()) if isinstance(t, datetime)]
+        times += [t for part in engine.get("binding") or [] if (t := moment(part.get("start")))]
+    return (min(times), max(times)) if times and min(times) < max(times) else None
 
 
 def _tails(analysis: Mapping[str, Any], now: pl.DataFrame | None, advised: pl.DataFrame | None) -> list[Chart]:

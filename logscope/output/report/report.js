@@ -40,7 +40,8 @@
   const figures = JSON.parse(element.textContent);
   const twins = JSON.parse(document.getElementById("twins").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const printing = matchMedia("print");
+  // Known before the first page is laid out, so that no page is counted for a chart's height on the screen.
+  const printing = { matches: matchMedia("print").matches };
   const coarse = matchMedia("(pointer: coarse)");
 
   // The figure in the colours of the reader's screen: each light colour has its dark twin.
@@ -162,5 +163,8 @@
 
   const redraw = () => { if (!waiting.length) Object.keys(figures).forEach(draw); };
   dark.addEventListener("change", redraw);
-  printing.addEventListener("change", redraw);
+  const onPaper = (yes) => { if (printing.matches !== yes) { printing.matches = yes; redraw(); } };
+  addEventListener("beforeprint", () => onPaper(true));
+  addEventListener("afterprint", () => onPaper(false));
+  matchMedia("print").addEventListener("change", (change) => onPaper(change.matches));
 })();

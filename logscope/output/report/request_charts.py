@@ -171,7 +171,7 @@ def gantt(
     return Chart(
         id=chart_id,
         title=title,
-        says=f"{plural(len(ids), 'replayed request')} in order of arrival, one per row, labelled with its number and its E2E time; queue time is coloured by its main cause.",
+        says=f"{plural(len(ids), 'replayed request')} in order of arrival, one per row, labelled with number and E2E time; queue time is coloured by its main cause.",
         figure=figure_json(traces, layout, height),
         table=_lane_table(shown),
         height=height,

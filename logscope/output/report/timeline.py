@@ -79,13 +79,19 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str, str], ...]], ...] = (
 
 
 def timeline(
-    chart_id: str, title: str, stats: pl.DataFrame, engine: dict[str, Any], steps: pl.DataFrame | None = None
+    chart_id: str,
+    title: str,
+    stats: pl.DataFrame,
+    engine: dict[str, Any],
+    steps: pl.DataFrame | None = None,
+    span: tuple[datetime, datetime] | None = None,
 ) -> Chart | None:
     """The chart of one engine from its rows of the `stats` frame (and the replay's steps); None without such rows.
 
     `stats`: `time` (datetime), `running`, `waiting`, `gpu_kv_cache_usage_pct` (0..100), `prompt_throughput`,
     `generation_throughput` (tokens/s); a column that is absent is left out. `steps`: the same for the replay, with
-    `kv_usage_pct`. `engine`: its entry of the analysis, for spikes, preemptions and fit.
+    `kv_usage_pct`. `engine`: its entry of the analysis, for spikes, preemptions and fit. `span`: the time to show, where several
+    charts stand below each other.
     """
     if "time" in stats.columns:
         stats = stats.filter(pl.col("time").is_not_null()).sort("time", maintain_order=True)
@@ -117,8 +123,8 @@ def timeline(
     return Chart(
         id=chart_id,
         title=title,
-        says=_says(stats, spikes, steps is not None),
-        figure=figure_json(traces, _layout(names, spikes), height),
+        says=_says(stats, spikes, any(trace["name"] == "replayed" for trace in traces)),
+        figure=figure_json(traces, _layout(names, spikes, span), height),
         table=_table(stats, rows),
         height=height,
         notes=_notes(engine, stats.height, busiest),
@@ -270,7 +276,9 @@ def _axis(letter: str, number: int) -> str:
     return letter if number == 1 else f"{letter}{number}"
 
 
-def _layout(names: list[str], spikes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _layout(
+    names: list[str], spikes: Sequence[dict[str, Any]], span: tuple[datetime, datetime] | None
+) -> dict[str, Any]:
     total, gap = len(names), 0.085
     share = (1 - gap * (total - 1)) / total
     layout: dict[str, Any] = {
@@ -293,6 +301,8 @@ def _layout(names: list[str], spikes: Sequence[dict[str, Any]]) -> dict[str, Any
         "shapes": [],
         "annotations": [],
     }
+    if span is not None:
+        layout["xaxis"]["range"] = [iso(end) for end in span]
     for number, name in enumerate(names, 1):
         top = 1 - (number - 1) * (share + gap)
         axis: dict[str, Any] = {

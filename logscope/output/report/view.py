@@ -22,6 +22,8 @@ from logscope.output.report.captions import (
     is_overloaded,
     no_advice,
     of_engine,
+    own_findings,
+    ranked_by,
     reason,
     scope,
     worst_engine,
@@ -71,6 +73,8 @@ __all__ = ["Finding", "Page", "page"]
 OPEN = Verdict("An answer this report does not know", "", "", "open", "?")
 MAX_SPIKES = 200
 MAX_LINES = 40  # of one finding
+UNSET = frozenset(("max_num_active_seqs", "num_spec_tokens", "acceptance", "kv_groups"))
+"""Settings that most servers do not have: that a log is silent about them tells nothing."""
 POINTS = ("p50", "p90", "p99")
 # Where "no pressure" is part of the answer; a server that did not start has no pressure to speak of.
 CALM = ("healthy", "seat-limit", "prefill-interference")
@@ -103,6 +107,7 @@ class Page:
     unknown: int
     index: str
     no_advice: str
+    ranked_by: str
     verdict: Verdict
     story: str
     pressure: str
@@ -166,6 +171,7 @@ def page(
         made=_made(analysis, given, frames, made or {}),
         index=visible(str((made or {}).get("index") or ""), 200),
         no_advice=redacted(no_advice(analysis)),
+        ranked_by=ranked_by(analysis),
         verdict=replace(verdict, tone="critical") if is_overloaded(analysis) else verdict,
         story=_story(analysis, findings) or verdict.says,
         pressure=_pressure(analysis),
@@ -192,7 +198,7 @@ def page(
         witness=witness(analysis),
         engines=[_engine_row(e, analysis) for e in analysis.get("engines") or []],
         config=[f for f in settings if f.value != NOT_VISIBLE],
-        not_configured=[f.name for f in settings if f.value == NOT_VISIBLE],
+        not_configured=[f.name for f in settings if f.value == NOT_VISIBLE and f.name not in UNSET],
         unseen=[redacted(title) for title in gaps(analysis, everything=True)],
         unsupported=[visible(str(u)) for u in replay.get("unsupported") or []],
         basis_words=BASES,
@@ -238,7 +244,7 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
         cause = _CAUSES[str(analysis.get("verdict"))]
         return (
             f"Slow requests took {duration(whole)} on average; {duration(lost)} of that ({percent(lost / whole)}) was "
-            f"lost to {cause}{said}. A typical request loses {duration(usual)} this way."
+            f"lost to {cause}{said}. A typical request loses {duration(usual)} this way.{_evicted(analysis)}"
         )
     own = sum(slow.get(k) or 0.0 for k in ("prefill", "decode"))
     if whole and analysis.get("verdict") == "healthy":
@@ -247,6 +253,18 @@ def _story(analysis: Mapping[str, Any], findings: Sequence[Finding]) -> str:
         return redacted(reason(analysis))
     grave = sorted(findings, key=lambda f: SEVERITIES.index(f.severity))
     return f"{grave[0].title}." if grave else ""
+
+
+def _evicted(analysis: Mapping[str, Any]) -> str:
+    """What counts as KV-cache pressure beside the ledger's own labels: prefill of what the prefix cache had held before."""
+    shares = [(f.get("facts") or {}).get("evicted") for f in own_findings(analysis) if f.get("id") == "cache-reuse"]
+    known = [s for s in shares if s]
+    if analysis.get("verdict") != "kv-capacity" or not known:
+        return ""
+    return (
+        f" In addition about {percent(known[0])} of the prompt tokens had to be computed again because the prefix cache was too small for them:"
+        " that prefill counts as KV-cache pressure, too."
+    )
 
 
 def _finding(found: Mapping[str, Any], place: int, analysis: Mapping[str, Any]) -> Finding:
@@ -264,13 +282,15 @@ def _finding(found: Mapping[str, Any], place: int, analysis: Mapping[str, Any]) 
 
 
 def _lines(lines: Sequence[Mapping[str, Any]] | None, *, alone: bool) -> list[tuple[str, str, str]]:
+    """Where, when and what; a text that was logged again stands once."""
+    once = list({str(e.get("text")): e for e in reversed(lines or [])}.values())[::-1]
     return [
         (
             f"line {e.get('line')}" if alone else _place(e),
             f"{time:%H:%M:%S}" if (time := moment(e.get("time"))) else "",
             redacted(evidence_text(e)),
         )
-        for e in (lines or [])[:MAX_LINES]
+        for e in once[:MAX_LINES]
     ]
 
 
@@ -287,7 +307,7 @@ def _spike(spike: Mapping[str, Any]) -> list[str]:
     cause = VERDICTS.get(str(spike.get("cause")))
     return [
         period(spike.get("start"), spike.get("end")),
-        cause.title if cause else visible(str(spike.get("cause"))),
+        _SPIKE_CAUSES.get(str(spike.get("cause")), cause.title if cause else visible(str(spike.get("cause")))),
         number(spike.get("requests")),
         duration(spike.get("p99_e2e_s")),
         duration(spike.get("baseline_p99_e2e_s")),
@@ -305,7 +325,7 @@ def _latency(latency: Mapping[str, Any]) -> list[list[str]]:
     for key, name in named:
         values = latency.get(key) or {}
         if any(values.get(q) is not None for q in POINTS):
-            rows.append([name, *(duration(values[q], "withheld") if q in values else "" for q in POINTS)])
+            rows.append([name, *(duration(values[q], "withheld") if q in values else "–" for q in POINTS)])
     return rows
 
 
@@ -329,6 +349,12 @@ def _engine_row(engine: Mapping[str, Any], analysis: Mapping[str, Any]) -> list[
     ]
 
 
+_SPIKE_CAUSES = {
+    "kv-capacity": "KV-cache space",
+    "seat-limit": "max_num_seqs",
+    "prefill-interference": "Other requests' prefills",
+    "healthy": "Long requests",
+}
 _CAUSES = {
     "kv-capacity": "KV-cache pressure",
     "seat-limit": "queuing behind max_num_seqs",

@@ -5,8 +5,8 @@ The ledger in rows and bars: where the slow requests' time went, and where the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from logscope.diagnosis.advice import MIN_WORSE
@@ -44,7 +44,7 @@ SAME = MIN_WORSE  # a smaller change is within what two runs of the same thing d
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One measure before and after. `sense`: better, worse or same."""
+    """One measure before and after. `sense`: better, worse or same. Of a figure that is withheld only the change is told: `after` is empty."""
 
     name: str
     before: str
@@ -88,7 +88,14 @@ def compared(advised: Sequence[Advised]) -> Comparison:
 
 def advice(analysis: Mapping[str, Any]) -> list[Advised]:
     """The advice of an analysis in its order."""
-    return [_advised(a) for a in analysis.get("advice") or []]
+    latency = analysis.get("latency") or {}
+    withheld = {
+        f"{name}.{point}"
+        for name in ("ttft_s", "e2e_s")
+        for point in ("p50", "p99")
+        if latency.get("withheld") and (latency.get(name) or {}).get(point) is None
+    }
+    return [_advised(a, withheld) for a in analysis.get("advice") or []]
 
 
 def label_of(advised: Mapping[str, Any]) -> str:
@@ -99,7 +106,7 @@ def label_of(advised: Mapping[str, Any]) -> str:
     return visible(", ".join(f"{k} = {setting(v)}" for k, v in pairs)) or "no change"
 
 
-def _advised(advised: Mapping[str, Any]) -> Advised:
+def _advised(advised: Mapping[str, Any], withheld: Set[str]) -> Advised:
     before, after = advised.get("baseline") or {}, advised.get("scenario") or {}
     flag = advised.get("flag")
     return Advised(
@@ -109,7 +116,11 @@ def _advised(advised: Mapping[str, Any]) -> Advised:
         why=visible(str(advised.get("why") or "")),
         trade=visible(str(advised.get("trade") or "")),
         basis=str(advised.get("basis") or ("replayed" if after else "rule")),
-        effects=[e for path, name, form, less in MEASURES if (e := _effect(before, after, path, name, form, less))],
+        effects=[
+            replace(e, before="withheld", after="") if path in withheld else e
+            for path, name, form, less in MEASURES
+            if (e := _effect(before, after, path, name, form, less))
+        ],
     )
 
 

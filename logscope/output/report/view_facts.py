@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from logscope.output.report.captions import engine_name, lines_read
+from logscope.output.report.captions import all_engines, engine_name, lines_read
 from logscope.output.report.chart import engine_key
 from logscope.sanitize import visible
 from logscope.wording import NOT_VISIBLE, between, bounds, change, duration, estimate, number, period, setting
@@ -91,12 +91,10 @@ def _beside_p99(points: Mapping[str, Any]) -> str:
 
 def _total(fact: Fact, engine: Mapping[str, Any], analysis: Mapping[str, Any]) -> Fact:
     """A count over all engines, and beside it that of the engine which the page is about."""
-    engines = analysis.get("engines") or []
-    all_of = "both engines" if len(engines) == 2 else f"all {len(engines)} engines"
     found = engine.get("preemptions") or {}
     own = "" if found.get("value") is None else estimate(found.get("low"), found["value"], found.get("high"))
     detail = "; ".join(filter(None, (fact.detail, f"{engine_name(engine, analysis)}: {own}" if own else "")))
-    return Fact(f"Preemptions, {all_of}", fact.value, detail, fact.basis)
+    return Fact(f"Preemptions, {all_engines(analysis)}", fact.value, detail, fact.basis)
 
 
 def _facts_of(finding: Mapping[str, Any]) -> list[Fact]:

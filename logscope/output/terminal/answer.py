@@ -30,6 +30,7 @@ from logscope.output.report.captions import (
     no_advice,
     of_engine,
     own_findings,
+    ranked_by,
     scope,
     undecided,
     worst_engine,
@@ -141,7 +142,7 @@ def print_answer(
     if series:
         _series(console, series)
         if held := binding_shares(worst):
-            say(console, held, label="  Held by   ", hang=12)
+            say(console, held, label="  Limit     ", hang=12)
     _figures(console, document, worst)
     _why(console, document, worst, verbose)
     _advice(console, document, verbose)
@@ -204,6 +205,8 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
     basis = f" [{found['basis']}]" if found["basis"] else ""
     known = found["low"] is not None or found["value"] is not None
     text = estimate(found["low"], found["value"], found["high"]) + (" in total" if several and known else "") + basis
+    if found["recomputed_tokens"]:
+        text += f", {number(found['recomputed_tokens'])} tokens recomputed"
     if several and own.get("value") is not None:
         text += f" · {engine_name(worst, document)}: {estimate(own['low'], own['value'], own['high'])}"
     logged = found["logged"]
@@ -212,8 +215,6 @@ def _figures(console: Console, document: Mapping[str, Any], worst: Mapping[str, 
         text += f" · logged by vLLM: {proven or _none_logged(worst)}"
     if beside := found.get("inferred"):
         text += f" · replay estimate: {estimate(beside['low'], beside['value'], beside['high'])}"
-    if found["recomputed_tokens"]:
-        text += f" · {number(found['recomputed_tokens'])} tokens recomputed"
     line("Preemptions", text)
     scoped = f" · {engine_name(worst, document)}" if several and latency["basis"] != "measured" else ""
     if latency["basis"] is not None:
@@ -320,7 +321,7 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         said = "No recommendation." if document["verdict"] == "not-enough-evidence" else no_advice(document)
         say(console, Text(clean(said, 400), style="bold"), label="", hang=2)
         return
-    ranked = next((_RANKED[a["ranked_by"]] for a in advice if a.get("ranked_by") in _RANKED), None)
+    ranked = ranked_by(document)
     console.print(Text("What to do" + (f" (best {ranked} first)" if ranked else ""), style="bold"))
     for item in advice if verbose else advice[:MAX_ADVICE]:
         name = item["flag"] or ", ".join(f"{k} = {setting(v)}" for k, v in item["set"].items())
@@ -336,9 +337,6 @@ def _advice(console: Console, document: Mapping[str, Any], verbose: bool) -> Non
         say(console, Text(clean(f"{item['why']}{trade}", 500), style="dim"), label="      ", hang=6)
     if len(advice) > MAX_ADVICE and not verbose:
         say(console, f"and {len(advice) - MAX_ADVICE} more (-v)", style="dim")
-
-
-_RANKED = {"e2e_s.p99": "E2E p99", "ttft_s.p99": "TTFT p99", "ttft_s.p50": "TTFT p50"}
 
 
 def _effect(
