@@ -294,7 +294,8 @@ def _advise(
     advice = [a.beside(*told) for a in advice]
     found = replay_findings(context, answer, spikes, now, free)
     if any(f.id == "overload" for f in found):
-        advice += _caps(context, answer)
+        dear = [a for a in advice if a.candidate.cost != "free"]
+        advice = [*(a for a in advice if a.candidate.cost == "free"), *_caps(context, answer), *dear]
     return advice, found
 
 

@@ -154,6 +154,9 @@ def test_the_advice_starts_from_the_figures_that_the_answer_gives(pressed: dict[
     assert pressed["advice"]
     for advice in pressed["advice"]:
         assert advice["baseline"]["preemptions"] == round(pressed["preemptions"]["value"])
+        assert advice["baseline"]["recomputed_tokens"] == round(pressed["preemptions"]["recomputed_tokens"])
+        flow = advice["baseline"]["generation_tokens_per_s"]
+        assert flow == pytest.approx(pressed["throughput"]["generation_tokens_per_s"])
         for name in ("ttft_s", "e2e_s"):
             assert advice["baseline"][name] == {p: pressed["latency"][name][p] for p in ("p50", "p90", "p99")}
 
@@ -164,7 +167,10 @@ def test_an_advices_percentiles_stay_in_order() -> None:
     after = {"ttft_s": {"p50": 1.0, "p90": 9.0, "p99": 9.5}, "e2e_s": {"p50": 1.0, "p90": None, "p99": 15.0}}
     own = {"ttft_s": {"p50": 2.0, "p90": 12.0, "p99": 20.0}, "e2e_s": {"p50": 2.0, "p90": None, "p99": 40.0}}
     candidate = Candidate({"watermark": 0.1}, "free", "", "")
-    told = Advice(candidate, None, {**before, "preemptions": 10}, {**after, "preemptions": 5}, 0.0).beside(own, 20)
-    assert told.baseline == {**own, "preemptions": 20}
+    now = {**before, "preemptions": 10, "recomputed_tokens": 100, "generation_tokens_per_s": 50.0}
+    then = {**after, "preemptions": 5, "recomputed_tokens": 50, "generation_tokens_per_s": 60.0}
+    told = Advice(candidate, None, now, then, 0.0).beside(own, 20, 300, 100.0)
+    assert told.baseline == {**own, "preemptions": 20, "recomputed_tokens": 300, "generation_tokens_per_s": 100.0}
+    assert (told.scenario["recomputed_tokens"], told.scenario["generation_tokens_per_s"]) == (150, 120.0)
     assert told.scenario["ttft_s"] == {"p50": 2.0, "p90": pytest.approx(10.8), "p99": pytest.approx(10.8)}
     assert (told.scenario["e2e_s"]["p99"], told.scenario["preemptions"]) == (20.0, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from logscope.commands.cli import cli
 from logscope.diagnosis.capacity import CapacityError, Target, binding_of, parse_target
+from logscope.output.terminal.tables import print_capacity
 from tests.conftest import SAMPLES
 from tests.logs import stats_v1, v1_start
 from tests.running import run as in_a_process
@@ -134,3 +136,21 @@ def test_a_log_that_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     done = in_a_process("capacity", log, "--slo", "ttft_p95=2s")
     assert done.returncode == 3
     assert b"does not hold what a replay needs" in done.stderr
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+def test_its_tables_fit_the_screen(
+    real: tuple[dict[str, Any], str, str],
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A row of a rate is one line at every width; what has no room is said below it once, not in a paragraph for each row."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_capacity(real[0])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    rates = lines[next(i for i, line in enumerate(lines) if line.startswith("rate ")) :]
+    rows = [line for line in rates if re.match(r"[\d.]+/s", line)]
+    assert len(rows) == len(real[0]["rates"])
+    assert len(rates) <= len(rows) + 10

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from logscope.output.answer import Answer, Part, markdown
+from logscope.output.report import view
+from logscope.output.report.captions import engine_name, scope
 from logscope.output.report.page import render_html
 from logscope.output.terminal.answer import print_answer
 from logscope.wording import LEDGER_LABELS, LOST_TO, change, duration, number, percent, rate, setting
@@ -130,3 +133,55 @@ def test_the_headline_of_several_engines_names_whose_it_is(document: dict[str, A
     words = Outline(render_html(document, {})).text
     assert "Preemptions, both engines" in words
     assert "E2E p99, engine 0" in words
+
+
+def test_servers_and_starts_are_counted_from_one_and_engines_as_vllm_does(document: dict[str, Any]) -> None:
+    first = {**document["engines"][0], "run": 0, "server": 0, "engine_index": 0}
+    document["engines"] = [first, {**first, "run": 1}, {**first, "server": 1, "engine_index": 1}]
+    names = [engine_name(entry, document) for entry in document["engines"]]
+    assert names == ["server 1, start 1, engine 0", "server 1, start 2, engine 0", "server 2, start 1, engine 1"]
+
+
+def test_a_server_that_came_up_after_a_failed_start_is_said_to_be_up(document: dict[str, Any]) -> None:
+    first = {**document["engines"][0], "verdict": "startup-failed"}
+    document |= {"engines": [first], "worst_engine": 0, "verdict": "startup-failed"}
+    assert "did start later" not in scope(document)
+    document["engines"] = [first, {**first, "run": 1, "start": "2026-05-09T00:51:00", "verdict": "healthy"}]
+    assert scope(document).endswith(
+        "The server did start later: start 2 at 00:51:00 (healthy: the slow requests are simply long)."
+    )
+
+
+def test_of_a_withheld_figure_the_page_tells_only_the_change(document: dict[str, Any], report_frames: Frames) -> None:
+    now, then = (document["advice"][0][side]["ttft_s"]["p50"] for side in ("baseline", "scenario"))
+    assert f"{duration(now)} → {duration(then)}" in " ".join(Outline(render_html(document, report_frames)).text.split())
+    document["latency"]["ttft_s"]["p50"] = None
+    document["latency"]["withheld"] = "TTFT p50 (bounds too far apart)"
+    shown = view.page(document, report_frames)
+    (effect,) = [e for e in shown.advice[0].effects if e.name == "TTFT p50"]
+    assert (effect.before, effect.after) == ("withheld", "")
+    assert effect.change
+    assert shown.compared.now[shown.compared.names.index("TTFT p50")] == "withheld"
+
+
+def test_the_order_of_the_advice_is_named_as_it_is(document: dict[str, Any], report_frames: Frames) -> None:
+    for advice in document["advice"]:
+        advice["ranked_by"] = "ttft_s.p50"
+    words = Outline(render_html(document, report_frames)).text
+    assert "ranked by TTFT p50" in words
+    assert "ranked by E2E p99" not in words
+
+
+def test_markdown_names_whose_the_figures_are(document: dict[str, Any]) -> None:
+    document["engines"] = [{**document["engines"][0], "engine_index": i} for i in range(2)]
+    document |= {"servers": [], "options": {}}
+    text = markdown(Answer(document, (Part(document, {}, dict),)))
+    assert "| Preemptions, both engines |" in text
+    assert "| E2E p50, p99, engine 0 |" in text
+    assert "| Generated, both engines |" in text
+
+
+def test_a_line_that_was_logged_again_stands_once(document: dict[str, Any], report_frames: Frames) -> None:
+    line = {"source": "server.log", "line": 66, "time": None, "text": "ValueError: too small"}
+    document["findings"][0]["evidence"] = [line, {**line, "line": 99}]
+    assert [place for place, *_ in view.page(document, report_frames).findings[0].evidence] == ["line 66"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -292,6 +293,19 @@ def test_it_prints_on_paper(opening: Opening, report: Path, tmp_path: Path) -> N
     pages = len(re.findall(rb"/Type\s*/Page\b", printed))
     assert printed.startswith(b"%PDF")
     assert 2 <= pages <= 9
+    assert min(pieces_of_text(printed)) > 20, "no page is blank"
+
+
+def pieces_of_text(printed: bytes) -> list[int]:
+    """How many pieces of text each page of Chromium's PDF draws."""
+    found = []
+    for page in re.findall(rb"<<[^<>]*?/Type\s*/Page\b.*?endobj", printed, re.S):
+        place = re.search(rb"/Contents\s+(\d+) 0 R", page)
+        assert place is not None
+        drawn = re.search(rb"(?<!\d)" + place[1] + rb" 0 obj.*?stream\r?\n(.*?)endstream", printed, re.S)
+        assert drawn is not None
+        found.append(len(re.findall(rb"T[jJ]", zlib.decompress(drawn[1]))))
+    return found
 
 
 def test_hostile_text_runs_nowhere(

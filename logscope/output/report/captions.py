@@ -98,7 +98,27 @@ def scope(document: Mapping[str, Any]) -> str:
         return ""
     name = engine_name(worst_engine(document), document)
     which, all_of = ("worse", "both") if len(engines) == 2 else ("worst", f"all {len(engines)}")
-    return f"Showing {name}, the {which} of {len(engines)}; figures marked as totals are for {all_of}."
+    return f"Showing {name}, the {which} of {len(engines)}; figures marked as totals are for {all_of}.{_up_again(document)}"
+
+
+def _up_again(document: Mapping[str, Any]) -> str:
+    """That a server of which a failed start is shown did start later."""
+    worst = worst_engine(document)
+    if not str(worst.get("verdict")).startswith("startup"):
+        return ""
+    later = [
+        e
+        for e in document.get("engines") or []
+        if e.get("server") == worst.get("server")
+        and (e.get("run") or 0) > (worst.get("run") or 0)
+        and not str(e.get("verdict")).startswith("startup")
+    ]
+    if not later:
+        return ""
+    verdict = VERDICTS.get(str(later[-1].get("verdict")))
+    since = moment(later[-1].get("start"))
+    when = f" at {since:%H:%M:%S}" if since else ""
+    return f" The server did start later: {engine_name(later[-1], document)}{when}{f' ({lowered(verdict.title)})' if verdict else ''}."
 
 
 def is_poor_fit(finding: Mapping[str, Any]) -> bool:
@@ -308,7 +328,7 @@ def capacity_sentences(document: Mapping[str, Any]) -> list[str]:
         lead = f"No rate that was tried keeps {wanted} [replayed]"
     else:
         lead = f"This server keeps {wanted} up to {_with_span(rates)} [replayed]"
-    own = f"The load of this log, {per_second(document['now']['rate_per_s'])}, is {'' if document['now']['meets'] else 'not '}within that."
+    own = f"This log's load, {per_second(document['now']['rate_per_s'])}, is {'within' if document['now']['meets'] else 'above'} that."
     said = [lead, f"{own} The limit beyond it is {BINDING[now['binding']]}."]
     room = document["at_once"]
     if room["kv"] is not None:
@@ -355,13 +375,9 @@ def capacity_tables(document: Mapping[str, Any]) -> list[tuple[list[str], list[l
         [
             _of_row(r),
             _with_span(r["rate_per_s"]),
-            r["binding"],
             *(duration(r[metric][point], "–") for metric, point in shown),
-            *(
-                ["–" if r["cost_per_million_tokens"] is None else f"{r['cost_per_million_tokens']:.2f}"]
-                if priced
-                else []
-            ),
+            *([_money(r["cost_per_million_tokens"])] if priced else []),
+            BINDING[r["binding"]],
         ]
         for r in (now, *(r for r in others if _gains(r, now)))
     ]
@@ -369,13 +385,18 @@ def capacity_tables(document: Mapping[str, Any]) -> list[tuple[list[str], list[l
         [
             per_second(r["rate_per_s"]) + (" (this log)" if r["own"] else ""),
             "yes" if r["meets"] else "no",
-            r["binding"],
             *(duration(r[metric][point], "–") for metric, point in shown),
+            BINDING[r["binding"]],
         ]
         for r in document["rates"]
     ]
-    cost = ["price of 1M tokens"] if priced else []
-    return [(["change", "highest rate", "limit", *names, *cost], changes), (["rate", "kept", "limit", *names], rates)]
+    cost = ["cost per 1M tokens"] if priced else []
+    met = "target met" if len(document["slo"]) == 1 else "targets met"
+    return [(["change", "highest rate", *names, *cost, "limit"], changes), (["rate", met, *names, "limit"], rates)]
+
+
+def _money(price: float | None) -> str:
+    return "–" if price is None else f"{price:.2f}"
 
 
 def _with_span(rates: Mapping[str, float | None]) -> str:

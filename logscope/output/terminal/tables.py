@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -160,18 +161,7 @@ def print_capacity(document: Mapping[str, Any], *, color: str = "auto") -> None:
         say(console, sentence, label="", hang=2)
     for header, rows in capacity_tables(document):
         console.print()
-        table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
-        for place, name in enumerate(header):
-            table.add_column(name, no_wrap=True, justify="right" if place else "left")
-        cells = [[clean(cell, 120) for cell in row] for row in rows]
-        for row in cells:
-            table.add_row(*map(Text, row))
-        if console.measure(table, options=console.options.update(width=MAX_WIDTH)).maximum <= console.width:
-            console.print(table)
-            continue
-        for name, *values in cells:  # narrow: a row is a paragraph
-            pairs = [f"{column} {value}" for column, value in zip(header[1:], values, strict=True)]
-            say(console, Text.assemble((name, "bold"), f": {' · '.join(pairs)}"), label="", hang=2)
+        _table(console, header, [[clean(cell, 120) for cell in row] for row in rows])
     console.print()
     say(
         console,
@@ -184,8 +174,30 @@ def print_capacity(document: Mapping[str, Any], *, color: str = "auto") -> None:
         say(console, f"The replay does not model {clean(name, 120)}.", label="", hang=2, style="yellow")
 
 
+def _table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; of the last columns those for which a narrow screen has no room stand below a row, where they differ from the row above."""
+    wide = [max(len(row[place]) for row in (header, *rows)) for place in range(len(header))]
+    ends = list(itertools.accumulate(size + GAP for size in wide))
+    fit = max(2, sum(end - GAP <= console.width for end in ends))
+    below = ""
+
+    def line(cells: Sequence[str], style: str = "") -> None:
+        first, *others = (
+            f"{c:<{w}}" if not p else f"{c:>{w}}" for p, (c, w) in enumerate(zip(cells, wide, strict=False))
+        )
+        console.print(Text((" " * GAP).join([first, *others]), style=style))
+
+    line(header[:fit], "bold")
+    for row in rows:
+        line(row[:fit])
+        more = " · ".join(f"{name} {value}" for name, value in zip(header[fit:], row[fit:], strict=True))
+        if more and more != below:
+            say(console, Text(more, style="dim"), label="  ", hang=2)
+        below = more
+
+
+GAP = 2  # between columns
 MAX_ROWS = 20
-MAX_WIDTH = 1000
 
 
 def print_fleet(rows: Sequence[Mapping[str, Any]], *, verbose: bool = False, color: str = "auto") -> None:
