@@ -12,7 +12,7 @@ import polars as pl
 from logscope.evidence.context import Context
 from logscope.server.engines import EngineFacts
 from logscope.server.flags import flag_for
-from logscope.wording import duration, percent, plural
+from logscope.wording import percent, plural, stretch
 
 __all__ = ["Candidate", "Offered", "candidates", "queue_caps", "rules_of_thumb"]
 
@@ -308,7 +308,7 @@ def queue_caps(facts: EngineFacts, load: Offered, target_ttft_s: float = TARGET_
     found: list[Candidate] = []
     if load.served_per_s <= 0 or load.prompt_tps <= 0 or not load.arrivals:
         return found
-    every, wait = load.engines, duration(target_ttft_s)
+    every, wait = load.engines, stretch(target_ttft_s)
     reqs = max(1, round(load.running + target_ttft_s * load.served_per_s))
     refused = _refused(load.arrivals, [1.0] * len(load.arrivals), load.served_per_s, reqs)
     found.append(
@@ -321,14 +321,16 @@ def queue_caps(facts: EngineFacts, load: Offered, target_ttft_s: float = TARGET_
         )
     )
     # a prompt that is longer than the cap must still be served by an idle server
-    tokens = max(round(target_ttft_s * load.prompt_tps), math.ceil(max(load.prompts)))
+    tokens, longest = round(target_ttft_s * load.prompt_tps), math.ceil(max(load.prompts))
+    raised = f", but no less than the longest prompt, {longest:,} tokens" if longest > tokens else ""
+    tokens = max(tokens, longest)
     refused = _refused(load.arrivals, load.prompts, load.prompt_tps, tokens)
     found.append(
         Candidate(
             {"max_num_queued_tokens": tokens * every},
             "free",
             f"Rejects new requests at once (HTTP 503) while the prompts that wait for prefill hold more than {wait} of this server's prefill"
-            f" ({load.prompt_tps:,.0f} prompt tokens/s{' an engine' if every > 1 else ''} while requests queue).",
+            f" ({load.prompt_tps:,.0f} prompt tokens/s{' an engine' if every > 1 else ''}{raised}).",
             f"About {percent(refused)} of this log's requests would be rejected.",
         )
     )

@@ -132,7 +132,8 @@ def _tails(analysis: Mapping[str, Any], now: pl.DataFrame | None, advised: pl.Da
     if now is None:
         return []
     sides = []
-    for place, advice in enumerate((analysis.get("advice") or [])[:MAX_ADVICE]):
+    replayed = [a for a in analysis.get("advice") or [] if a.get("scenario")]
+    for place, advice in enumerate(replayed[:MAX_ADVICE]):
         if advised is not None:
             sides.append((label_of(advice), advised.filter(pl.col("advice") == place)))
     named = (("e2e_s", "Whole request (E2E)"), ("ttft_s", "Time to first token (TTFT)"))
