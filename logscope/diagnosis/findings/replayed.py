@@ -206,10 +206,9 @@ def ordering_finding(facts: EngineFacts, samples: Samples) -> list[Finding]:
     gain = (now.short_p99_s - then.short_p99_s) / now.short_p99_s if now.short_p99_s else 0.0
     if gain < MIN_CHANGE:
         return []
-    pays = then.long_p99_s > now.long_p99_s * (1 + SAME_WORK)
+    does = "only redistribute the waiting" if then.long_p99_s >= now.long_p99_s else "shorten the waits of both halves"
     title = (
-        f"Priority scheduling would {'only redistribute' if pays else 'redistribute'} the waiting: shortest-first takes E2E p99 of short requests"
-        f" from {duration(now.short_p99_s)} to {duration(then.short_p99_s)} and of long ones from {duration(now.long_p99_s)} to"
-        f" {duration(then.long_p99_s)}"
+        f"Priority scheduling would {does}: shortest-first takes E2E p99 of short requests from {duration(now.short_p99_s)} to"
+        f" {duration(then.short_p99_s)} and of long ones from {duration(now.long_p99_s)} to {duration(then.long_p99_s)}"
     )
     return [Finding("ordering", "info", "replayed", title)]
