@@ -297,6 +297,8 @@ def change(before: float | None, after: float | None) -> str:
         return "±0 %"
     if points > 900:
         return f"×{after / before:.0f}"
+    if after and -100 < points <= -99.5:  # something is left
+        return f"−{min(99.9, -points):.1f} %"
     return f"{'+' if points > 0 else '−'}{abs(points):.0f} %"
 
 

@@ -69,6 +69,8 @@ def test_seconds(value: float | None, printed: str) -> None:
         (bounds(None, None), ""),
         (change(33.0, 25.9), "−22 %"),
         (change(0.29, 4.1), "×14"),
+        (change(74.1, 0.217), "−99.7 %"),
+        (change(74.1, 0), "−100 %"),
         (change(277, 277.5), "±0 %"),
         (change(0, 4), ""),
         (change(None, 4), ""),

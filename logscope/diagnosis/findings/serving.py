@@ -198,7 +198,7 @@ def compile_stall(context: Context) -> list[Finding]:
     if windows is not None:
         severity, effect = _slowed_by(windows, rows)
     title = (
-        f"{plural(rows.height, 'kernel compilation')} (JIT) while serving{names}: requests stall during each{effect};"
+        f"{plural(rows.height, 'kernel compilation')} (JIT) while serving{names}: requests stall during {'it' if rows.height == 1 else 'each'}{effect};"
         " send warm-up requests of this kind before the server takes traffic"
     )
     return [Finding("compile-stall", severity, "measured", title, start, end, evidence_of(rows, context.texts))]
