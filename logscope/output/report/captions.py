@@ -118,7 +118,7 @@ def _up_again(document: Mapping[str, Any]) -> str:
     verdict = VERDICTS.get(str(later[-1].get("verdict")))
     since = moment(later[-1].get("start"))
     when = f" at {since:%H:%M:%S}" if since else ""
-    return f" The server did start later: {engine_name(later[-1], document)}{when}{f' ({lowered(verdict.title)})' if verdict else ''}."
+    return f" The server did start later: {engine_name(later[-1], document)}{when}{f' ({mid_sentence(verdict.title)})' if verdict else ''}."
 
 
 def is_poor_fit(finding: Mapping[str, Any]) -> bool:
