@@ -101,6 +101,25 @@ def test_a_known_architecture_gives_the_groups(tmp_path: Path) -> None:
     assert engine["config_basis"]["num_blocks"] == "inferred"
 
 
+@pytest.mark.parametrize(
+    ("architecture", "model", "count"),
+    [
+        ("FalconH1ForCausalLM", "tiiuae/Falcon-H1-7B-Instruct", 2),
+        ("GraniteMoeHybridForCausalLM", "ibm-granite/granite-4.0-h-small", 10),
+        ("GraniteMoeHybridForCausalLM", "ibm-granite/granite-4.0-micro", None),  # attends in all layers
+        ("BambaForCausalLM", "ibm-ai-platform/Bamba-9B-v2", 11),
+        ("JambaForCausalLM", "ai21labs/Jamba-v0.1", 8),
+        ("JambaForCausalLM", "ai21labs/something-newer", None),
+        ("Lfm2ForCausalLM", "LiquidAI/LFM2-1.2B", 3),
+        ("Lfm2MoeForCausalLM", "LiquidAI/LFM2-24B-A2B", 4),
+    ],
+)
+def test_models_with_states_by_name(architecture: str, model: str, count: int | None) -> None:
+    values = {"max_model_len": 8192, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "block_size": 400}
+    layout = layout_of(values, {"architecture": architecture, "model": model}, "0.32.0", None, None)
+    assert (layout and len(layout.groups)) == count
+
+
 def test_groups_can_be_given(tmp_path: Path) -> None:
     text = _start("0.28.0", "SomethingNewForCausalLM", CAPACITY.format("2,053,902", "15.67"))
     groups = '[{"kind": "full", "block_size": 16}, {"kind": "sliding", "block_size": 16, "window": 128}]'

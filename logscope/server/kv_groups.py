@@ -32,6 +32,12 @@ _PATTERNS: tuple[tuple[str, str, int, str, int], ...] = (
     ("Qwen3Next", "", 3, "mamba", 0),
     ("Qwen3_5", "", 3, "mamba", 0),
     ("KimiLinear", "", 3, "mamba", 0),
+    ("FalconH1", "", 1, "mamba", 0),  # attention and a state in every layer
+    ("GraniteMoeHybrid", r"(?i)4\.0-h-(?:micro|tiny|small)\b", 9, "mamba", 0),  # 4 of 40 layers attend
+    ("Bamba", r"(?i)\b9b\b", 10, "mamba", 0),  # 3 of 32
+    ("Jamba", r"(?i)jamba-v0\.1\b", 7, "mamba", 0),  # 4 of 32
+    ("Lfm2", r"(?i)lfm2(?:\.5)?-(?:350m|700m|1\.2b)\b", 2, "mamba", 0),  # 6 of 16
+    ("Lfm2Moe", r"(?i)lfm2(?:\.5)?-24b", 3, "mamba", 0),  # 10 of 40
     ("NemotronH", r"(?i)nano-30b", 4, "mamba", 0),
     ("NemotronH", r"(?i)nano-9b|nano-12b", 7, "mamba", 0),
     ("NemotronH", r"(?i)\b8b\b", 6, "mamba", 0),

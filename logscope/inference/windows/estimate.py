@@ -161,7 +161,7 @@ def infer(
     ledger = ledger_of_replays(replays)
     counts = count_preemptions(seen, particles, _WIDEST[seen.level], covered)
     if marks is not None and covered >= _ALL:
-        counts = counted_by_marks(seen, particles, marks, counts)
+        counts = counted_by_marks(seen, particles, marks, counts, caching=config.enable_prefix_caching)
     pooled = seen.level in _POOLED
     return InferredReplay(
         origin=seen.epoch,

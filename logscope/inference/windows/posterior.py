@@ -86,11 +86,17 @@ def count_preemptions(
     )
 
 
+_HIDDEN = 0.1
 _APART = 0.08  # relative: how far requests in one step may be off that no line tells apart
 
 
 def counted_by_marks(
-    seen: Observations, particles: Sequence[Particle], marks: Recomputations, found: PreemptionCount
+    seen: Observations,
+    particles: Sequence[Particle],
+    marks: Recomputations,
+    found: PreemptionCount,
+    *,
+    caching: bool = False,
 ) -> PreemptionCount:
     """The count by what single steps show: marks of recomputation, times how many resume in one step.
 
@@ -100,6 +106,7 @@ def counted_by_marks(
         seen: the windows and arrivals.
         particles: equally likely ones; they tell how many resume together.
         marks: what the steps show.
+        caching: prefix caching is on.
         found: the count without them; it stays where the steps show nothing and nobody is supposed to have resumed.
     """
     steps = sum(p.engine.resuming_steps for p in particles)
@@ -113,11 +120,14 @@ def counted_by_marks(
     else:
         # arrivals that were still waiting at the log's end have begun no prompt
         exact = max(0.0, marks.started - len(seen.arrivals) + seen.windows[-1].waiting)
-        beyond = (0.5 * exact, exact, exact + 1.0)
+        beyond = (0.75 * exact, exact, 1.05 * exact + 1.0)
     value = again + beyond[1]
     margin = _Z * math.hypot(_APART * again, 0.5 * math.sqrt(max(0.0, again - many)))
     low = max(marks.least, again - margin) + beyond[0]
-    high = again + margin + beyond[2]
+    # what a resumed request still finds in the prefix cache may leave too little to be seen
+    hidden = _HIDDEN * again if caching else 0.0
+    high = again + margin + beyond[2] + hidden
+    seen_again = many >= 0.5 * value  # else they are sent again as new ones, and their tokens among those of prompts
     bins: dict[int, float] = {}
     epoch = seen.epoch.replace(tzinfo=timezone.utc).timestamp()
     for at in marks.ends:
@@ -127,7 +137,7 @@ def counted_by_marks(
         float(math.floor(low)),
         float(round(value)),
         float(math.ceil(high)),
-        float(marks.tokens) if many else found.recomputed_tokens,
+        float(marks.tokens) if many and seen_again else found.recomputed_tokens,
         _stretches(seen, bins) if many else found.timeline,
     )
 
