@@ -117,8 +117,10 @@ def without_envelopes(block: TextBlock, unwrapper: Unwrapper, forms: list[JsonFo
             return None
         data = taken
         layers.append(envelope)
-    if not layers or len(block.ends) < _FEWEST_LINES or _RECORD.search(data) is None:
+    if not layers or len(block.ends) < _FEWEST_LINES:
         return None
+    if _RECORD.search(data) is None and (data.strip() or any(envelope.weak for envelope in layers)):
+        return None  # nothing but blank lines prove no envelope that is weak
     bare = _bare(block, data, tuple(layers), clock)
     return bare if _as_by_line(bare, unwrapper.copy_of_survey()) else None
 

@@ -112,6 +112,23 @@ def test_real_logs(name: str, sample: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert_same([Blocks(data, [9000])], [Blocks(data, [9000])], year=None)
 
 
+@pytest.mark.parametrize("name", WRAPPINGS)
+@pytest.mark.parametrize("before", [0, 3])
+def test_blank_lines(name: str, before: int) -> None:
+    lines = [*ORDINARY[:before], *[""] * 300, *ORDINARY, *["", " "] * 100, *ORDINARY]
+    data = wrapped(lines, WRAPPINGS[name])
+    assert_same([Blocks(data, [4000])], [Blocks(data, [4000])], year=None)
+
+
+@pytest.mark.parametrize("minute", ["59", "60", "99"])
+def test_a_minute_that_no_clock_shows(minute: str) -> None:
+    lines = [
+        f"2026-05-09T00:{minute if i % 7 == 3 else '41'}:30.5Z stdout F {line}" for i, line in enumerate(ORDINARY * 9)
+    ]
+    data = "\n".join([*lines, ""]).encode()
+    assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])], year=None)
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(sorted(WRAPPINGS)),

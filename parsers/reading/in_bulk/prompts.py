@@ -87,8 +87,10 @@ def _plain_lengths(block: Block, starts: Rows, ends: Rows) -> tuple[Rows, Mask]:
     low, high = np.searchsorted(places, starts - first), np.searchsorted(places, ends - first)
 
     def count(which: Mask) -> Rows:
-        sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(which)))
-        return sums[high] - sums[low]
+        sums = np.zeros(len(which) + 1, np.int64)
+        np.cumsum(which, out=sums[1:])
+        inside: Rows = sums[high] - sums[low]
+        return inside
 
     quotes = block.codes(first, last)[starts - first]
     good = _QUOTE[quotes] & (codes[ends - first - 1] == quotes) & (ends - starts > 1) & (count(odd) == 0)
@@ -96,7 +98,8 @@ def _plain_lengths(block: Block, starts: Rows, ends: Rows) -> tuple[Rows, Mask]:
         good &= (quotes != quote) | (count((kinds == quote) & ~within) == 2)
     for mark in _WORDS_OF_MARKS:
         good[good] = block.first(mark, starts[good], ends[good]) < 0
-    return ends - starts - 2 - count(escape), good
+    sizes: Rows = np.subtract(ends - 2, starts + count(escape), dtype=np.int64)
+    return sizes, good
 
 
 def _one_by_one(block: Block, rows: Rows, message: int, verb: str, known: KnownParameters) -> tuple[list[Part], Mask]:

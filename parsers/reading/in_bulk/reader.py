@@ -216,7 +216,9 @@ class SourceInBulk:
         if found.bad[at]:
             return False
         clean = self.here.pending is None and not (self.here.held or self.here.first or self.here.cut)
-        if at == 0 and clean:
+        if clean and (
+            at == 0 or (found.blank[at] and not found.header[:at].any())
+        ):  # the blank lines that a source begins with
             return True
         place = np.searchsorted(ready, at)
         if place >= len(ready) or ready[place] != at:

@@ -406,7 +406,8 @@ def structure_of(block: Block, alike: Alike, known: Known) -> Structure:
     found = Structure(
         alike, _NONE, _NONE, alike.stamps, alike.header.copy(), alike.reached.copy(), blank, bad, telling, tagged
     )
-    todo = np.flatnonzero(~(found.reached | found.header))
+    blank |= block.starts == block.ends
+    todo = np.flatnonzero(~(found.reached | found.header | blank))
     if not len(todo):
         return found
     rest = pl.DataFrame({"row": todo, "line": block.texts(todo)}, {"row": pl.Int64(), "line": pl.String()})
