@@ -43,6 +43,7 @@ UNWELL = frozenset(
         "failed-requests",
         "kv-leak",
         "deferred",
+        "kv-transfer",
     )
 )
 """Findings with which, from a warning on, a server is not called healthy."""

@@ -157,6 +157,8 @@ _LEADS = {
     "compile-stall": "kernels were compiled while requests ran",
     "failed-requests": "requests failed",
     "kv-leak": "KV-cache blocks are not given back",
+    "kv-transfer": "KV transfers are slow or fail",
+    "engine-imbalance": "requests queue at one engine while another has room",
 }
 
 
