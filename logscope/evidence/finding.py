@@ -65,7 +65,7 @@ MEANINGS: dict[str, Meaning] = {
     for name, texts in {
         "kv-capacity": (
             "Slow requests wait for KV-cache blocks, or are preempted and start over.",
-            "Fewer seats (max_num_seqs), a watermark, or more KV cache: gpu_memory_utilization, an fp8 cache, more GPUs.",
+            "A lower max_num_seqs (or max_num_active_seqs), a watermark, or more KV cache: gpu_memory_utilization, an fp8 cache, more GPUs.",
         ),
         "seat-limit": (
             "As many requests run as max_num_seqs allows, while the KV cache still has room.",
@@ -99,7 +99,7 @@ MEANINGS: dict[str, Meaning] = {
         ),
         "kv-preemption": (
             "Running requests lost their KV blocks when the cache was full, waited, and computed their tokens again.",
-            "Fewer seats (max_num_seqs), a watermark, or more KV cache.",
+            "A lower max_num_seqs (or max_num_active_seqs), a watermark, or more KV cache.",
         ),
         "kv-admission-wait": (
             "Requests waited for KV blocks before their first step.",
@@ -115,7 +115,7 @@ MEANINGS: dict[str, Meaning] = {
         ),
         "overload": (
             "Requests arrive faster than this server can serve under any free setting: the queue grows.",
-            "Less load, more hardware, or a bound for the queue (max_num_queued_tokens), so that clients are told at once.",
+            "Less load, more hardware, or a bound for the queue (max_num_queued_reqs, max_num_queued_tokens), so that clients are told at once.",
         ),
         "ordering": (
             "Another order of the queue changes who waits, at the same total work.",
