@@ -1,14 +1,18 @@
-"""More work than a server can do: told from what only looks like it, and what a bound for the queue would turn away."""
+"""More work than a server can do: told from what only looks like it, what a bound for the queue would turn away, and which limit holds."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from logscope.diagnosis.advice import overloaded
-from logscope.diagnosis.candidates import Candidate, Offered, queue_caps
+from logscope.diagnosis.candidates import Candidate, Offered, candidates, queue_caps
 from logscope.server.engines import EngineFacts, KvCache
+from reference_engine.model.config import EngineConfig
+from reference_engine.sketch.request import SketchRules
+from tests.logs import analysed, stats_v1, v1_start
 
 
 def replayed(duration_s: float, ttft_p50: float, e2e_p50: float) -> dict[str, Any]:
@@ -71,3 +75,34 @@ def test_a_cap_holds_for_all_engines_of_a_server() -> None:
 @pytest.mark.parametrize("version", ["0.28.0", "0.8.5", None])
 def test_no_flag_that_the_version_lacks(version: str | None) -> None:
     assert queue_caps(facts(version), EVEN) == []
+
+
+ACTIVE = ", 'max_num_active_seqs': 4"
+
+
+def test_the_lower_limit_of_running_requests_is_the_one_that_is_named(tmp_path: Path) -> None:
+    """`max_num_active_seqs` (0.31) holds requests back below `max_num_seqs`: it is what was reached, and what to raise."""
+    lines = [stats_v1(10 * i, 4, 6, 40.0) for i in range(1, 9)]
+    (engine,) = analysed(tmp_path, [*v1_start(version="0.32.0", more=ACTIVE), *lines]).engines
+    assert engine.verdict == "seat-limit"
+    (title,) = [f.title for f in engine.findings if f.id == "seat-limit"]
+    assert title.startswith("max_num_active_seqs (4) was reached")
+    raised = candidates(engine.context, "seat-limit", out_of_memory=False)
+    assert {"max_num_active_seqs": 8} in [c.changes for c in raised]
+    # the one may not be above the other
+    assert {"max_num_active_seqs": 16, "max_num_seqs": 16} in [c.changes for c in raised]
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.32.0", True), ("0.30.0", False)])
+def test_fewer_running_requests_can_be_had_with_the_same_cuda_graphs(tmp_path: Path, version: str, said: bool) -> None:
+    lines = [stats_v1(10 * i, 6, 4, 99.0) for i in range(1, 9)]
+    (engine,) = analysed(tmp_path, [*v1_start(version=version, seats=64), *lines]).engines
+    fewer = [c for c in candidates(engine.context, "kv-capacity", out_of_memory=False) if "max_num_seqs" in c.changes]
+    assert fewer
+    assert all(("--max-num-active-seqs" in c.why) == said for c in fewer)
+
+
+@pytest.mark.parametrize(("version", "most"), [("0.31.0", 4), ("0.30.0", 8)])
+def test_the_approximate_engine_runs_no_more_than_the_exact_one(version: str, most: int) -> None:
+    config = EngineConfig(num_blocks=100, max_num_seqs=8, max_num_active_seqs=4, version=version)
+    assert SketchRules.of(config).max_num_running_reqs == most
