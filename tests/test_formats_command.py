@@ -7,12 +7,12 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from logscope.commands.formats import command
+from logscope.commands.parse import formats
 from parsers.families import FORMATS
 
 
 def test_json_holds_every_format() -> None:
-    result = CliRunner().invoke(command, ["--json", "-"])
+    result = CliRunner().invoke(formats, ["--json", "-"])
     assert result.exit_code == 0
     listed = json.loads(result.stdout)
     assert len(listed) == len(FORMATS)
@@ -22,16 +22,16 @@ def test_json_holds_every_format() -> None:
 
 def test_one_family_to_a_file(tmp_path: Path) -> None:
     target = tmp_path / "formats.json"
-    assert CliRunner().invoke(command, ["--family", "preemption", "--json", str(target)]).exit_code == 0
+    assert CliRunner().invoke(formats, ["--family", "preemption", "--json", str(target)]).exit_code == 0
     assert {one["family"] for one in json.loads(target.read_text(encoding="utf-8"))} == {"preemption"}
 
 
 def test_the_list_names_versions() -> None:
-    result = CliRunner().invoke(command, ["--family", "preemption"])
+    result = CliRunner().invoke(formats, ["--family", "preemption"])
     assert result.stdout.startswith("preemption\n")
     assert "v0_preempt_warning" in result.stdout
     assert "0.4.3 to 0.10.2" in result.stdout
 
 
 def test_an_unknown_family_is_wrong_usage() -> None:
-    assert CliRunner().invoke(command, ["--family", "weather"]).exit_code == 2
+    assert CliRunner().invoke(formats, ["--family", "weather"]).exit_code == 2

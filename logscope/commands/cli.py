@@ -42,7 +42,7 @@ _VERBS = {
     "completion": "Print a shell's completion script.",
 }
 
-_BESIDE = {"capacity": "whatif", "compare": "whatif", "completion": "formats", "explain": "report"}
+_BESIDE = {"capacity": "whatif", "compare": "whatif", "completion": "parse", "explain": "report", "formats": "parse"}
 """Verbs that stand in the module of another."""
 
 INTERRUPTED = 130

@@ -1,8 +1,13 @@
-"""`logscope parse`: the parsed events."""
+"""`logscope parse`: the parsed events. `logscope formats`: the log formats that are known, from the same tables that parse.
+
+`logscope completion`: what a shell needs to complete words.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -16,19 +21,22 @@ from logscope.commands.options import (
     TargetType,
     Verb,
     display_options,
+    json_option,
     open_sources,
     reading_options,
     source_argument,
     state_option,
     unit_option,
+    write_json,
 )
 from logscope.log.span import Reading
+from parsers.families import FAMILIES, FORMATS, Format
 from parsers.reading.events import Coverage, Event
 
 if TYPE_CHECKING:
     from parsers.reading.by_line import Keep
 
-__all__ = ["command"]
+__all__ = ["command", "completion", "format_object", "formats"]
 
 
 @click.command("parse", cls=Verb)
@@ -151,3 +159,69 @@ def _write_frames(sources: Sequence[Any], coverage: Coverage, folder: Path, *, y
     with closing(FrameFiles(folder)) as files, Beside() as beside:
         read_frames(sources, coverage, files, year=year, keep=keep, beside=beside)
         files.finish()
+
+
+def format_object(format_: Format) -> dict[str, str]:
+    """One format as in `formats --json`: family, variant, engine (V0, V1 or any), first and last version, level, example."""
+    return {
+        "family": format_.family,
+        "variant": format_.variant,
+        "engine": format_.engine,
+        "first": format_.first,
+        "last": format_.last,
+        "level": format_.level,
+        "example": format_.example,
+    }
+
+
+@click.command("formats", cls=Verb)
+@click.option("--family", type=click.Choice(FAMILIES), help="List only this family.")
+@json_option("Write the formats as JSON; - for standard output.")
+def formats(family: str | None, json_target: str | None) -> None:
+    """List all supported log formats: family, variant, engine, versions, an example.
+
+    \b
+    Example:
+      logscope formats --family preemption
+    """
+    known = [format_ for format_ in FORMATS if family in (None, format_.family)]
+    if json_target is not None:
+        write_json(json.dumps([format_object(format_) for format_ in known], ensure_ascii=False, indent=1), json_target)
+        return
+    width = shutil.get_terminal_size((120, 24)).columns
+    for line in _rows(known):
+        click.echo(line if len(line) <= width else line[: width - 1] + "…")
+
+
+def _rows(known: list[Format]) -> list[str]:
+    variant_width = max(len(format_.variant) for format_ in known)
+    lines: list[str] = []
+    for family in FAMILIES:
+        group = [format_ for format_ in known if format_.family == family]
+        if not group:
+            continue
+        lines += ["", family] if lines else [family]
+        lines += [
+            f"  {format_.variant:{variant_width}}  {format_.engine:3}  {format_.first:>10} to {format_.last:11}  {' '.join(format_.example.split())}"
+            for format_ in group
+        ]
+    return lines
+
+
+@click.command("completion", cls=Verb)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell, to be read when it starts.
+
+    \b
+    Examples:
+      logscope completion bash >> ~/.bashrc
+      logscope completion fish > ~/.config/fish/completions/logscope.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from logscope.commands.cli import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # click knows these three
+    click.echo(kind(cli, {}, "logscope", "_LOGSCOPE_COMPLETE").source())

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from parsers.envelopes import Clock, Unwrapper
 from parsers.envelopes.form import Envelope
 from parsers.envelopes.forms import BY_START
+from parsers.envelopes.json_blocks import JsonForm, UnwrappedLines, json_form
 from parsers.envelopes.rare import Rows, inner_clocks, is_falling, oldest_first, rows_of
-from parsers.envelopes.structured import JsonForm, UnwrappedLines, from_line, json_form
+from parsers.envelopes.structured import from_line
 from parsers.envelopes.system_log import ExportReader, journal_entry
 from parsers.envelopes.unwrapper import SAMPLE, merged_outer
 from parsers.lines import Heads, Line, Loss, Outer, TextBlock, later, text_blocks

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parsers.envelopes.structured import distinct_rows
+from parsers.envelopes.json_blocks import distinct_rows
 from parsers.lines import EnvelopesOff, Outer, TextBlock, later
 
 __all__ = ["EnvelopeFacts", "KnownEnvelopes", "joined_facts"]
