@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import regex
 
+from parsers.lines import Later
+
 if sys.version_info >= (3, 11):
     from re import _constants as codes
     from re import _parser as sre
@@ -85,10 +87,11 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def _patterns_in(value: object, depth: int = 0) -> Iterator[Any]:
-    if isinstance(value, (re.Pattern, regex.Pattern)):
+    if isinstance(value, (re.Pattern, regex.Pattern, Later)):
+        assert value.match  # one that is compiled when it is first used is compiled now
         yield value
-    elif isinstance(getattr(value, "pattern", None), (re.Pattern, regex.Pattern)):
-        yield value.pattern  # type: ignore[attr-defined]  # a template that was compiled
+    elif isinstance(getattr(value, "pattern", None), (re.Pattern, regex.Pattern, Later)):
+        yield from _patterns_in(value.pattern)  # type: ignore[attr-defined]  # a template that was compiled
     elif depth < 4 and isinstance(value, dict):
         for inner in value.values():
             yield from _patterns_in(inner, depth + 1)
