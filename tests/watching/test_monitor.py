@@ -263,8 +263,8 @@ def test_a_plain_server_is_counted() -> None:
         (None, "x"),
         ((0, 0), "x"),  # the only one there is
         ((0, None), "x"),
-        ((2, None), "server 2: x"),
-        ((0, 3), "server 0 engine 3: x"),
+        ((2, None), "server 3: x"),
+        ((0, 3), "server 1, engine 3: x"),
     ],
 )
 def test_an_alert_names_its_engine_where_there_are_others(place: tuple[int, int | None] | None, said: str) -> None:

@@ -33,8 +33,14 @@ def alert_line(notice: Notice) -> str:
     text = clean(notice.text or _state(notice), 300)
     place = notice.engine
     if place is not None and (place[0] or place[1]):
-        text = f"server {place[0]} engine {place[1]}: {text}" if place[1] is not None else f"server {place[0]}: {text}"
+        text = f"{_name(place)}: {text}"
     return f"{time}  {'summary: ' if notice.kind == 'summary' else ''}{text}"
+
+
+def _name(place: tuple[int, int | None]) -> str:
+    """A server counted from 1, as everywhere on screens, and vLLM's own number of its engine."""
+    server, engine = place
+    return f"server {server + 1}" + ("" if engine is None else f", engine {engine}")
 
 
 def _state(notice: Notice) -> str:
@@ -115,7 +121,7 @@ def picture(monitor: Monitor, name: str, alerts: Iterable[str]) -> RenderableTyp
 def _engine(watched: Watched, *, alone: bool) -> list[RenderableType]:
     state, last = watched.state, watched.last
     lines: list[RenderableType] = []
-    head = Text("" if alone else f"server {watched.key[0]} engine {watched.key[1]}  ")
+    head = Text("" if alone else f"{_name(watched.key)}  ")
     word, colon, rest = _WORDS[state.pressure].partition(":")
     since = f" since {state.since:%H:%M:%S}" if state.since is not None else ""
     head.append(f"{word}{since}{colon}{rest}", style=f"bold {_COLOURS[state.pressure]}")
