@@ -150,8 +150,8 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-PATIENCE_S = 0.4
-"""Seconds of work after which others are started: they need as long to begin, and short work is done by then."""
+PATIENCE_S = 1.5
+"""Seconds of work after which others are started: half a second of a processor goes into each before it begins, which only long work gains."""
 
 MOST_OTHERS = 3  # each takes memory, and there are a dozen parts at most
 

@@ -17,6 +17,7 @@ from logscope.inference.windows.corrections import Corrections, Draft, Ids
 from logscope.inference.windows.lengths import LengthModel, OutputShape
 from logscope.inference.windows.observations import Observations, Window
 from logscope.inference.windows.particles import Node, Particle, Plan, WindowFit, log_likelihood, tempering, with_owed
+from logscope.inference.windows.portion import under_pressure
 from reference_engine.cost.step_time import CostFit, Floats
 from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.hybrid import make_sketch
@@ -253,7 +254,7 @@ class ParticleFilter:
         ended = (window.generated_tokens or 0.0) / max(length, 1.0)
         count = window.running + window.waiting - present + ended
         variance = 0.25 + ended * min(shape.spread**2 + 0.1, 1.0)
-        if window.prompt_tokens is not None:
+        if window.prompt_tokens is not None and not (self.rules.v0 and under_pressure(window)):
             # prompts were computed for those that were admitted: who came is these, and by how many more wait now
             variation = math.expm1(float(self.lengths.sd_log[0]) ** 2)
             prompt = shape.scale * math.exp(float(self.lengths.mean_log[0])) * math.sqrt(1.0 + variation)

@@ -36,7 +36,7 @@ _Z = 1.645  # 5th to 95th percentile
 _BIN_S = 5.0
 _RANGE = ("p50", "p90", "p99")
 # By level of evidence: least spread (log) of a latency, and how many requests count as one, as those of a queue share their fate.
-_KNOWN = {"requests": (0.05, 1.5), "statistics": (0.10, 1.5), "bare": (0.18, 4.0)}
+_KNOWN = {"requests": (0.05, 1.5), "statistics": (0.10, 1.5), "bare": (0.3, 4.0)}
 _THIN = {
     "requests": (0.5, 0.5),
     "statistics": (1.2, 3.0),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from logscope.inference.windows.lengths import USUAL_VARIATION, Floats, LengthModel, OutputShape
 from logscope.inference.windows.observations import Observations, Window
 from logscope.inference.windows.particles import tempering
-from logscope.inference.windows.portion import FULL
+from logscope.inference.windows.portion import FULL, under_pressure
 from reference_engine.cost.step_time import StepCost
 from reference_engine.sketch.request import SketchRules
 
@@ -254,7 +254,8 @@ class _Filter:
         ended = (window.generated_tokens or 0.0) / np.maximum(self.shapes.scale * self.lengths.output_mean, 1.0)
         count = window.running - there + ended
         variance = 0.25 + ended * np.minimum(self.shapes.second_moment - 0.9, 1.5)
-        prompts = window.prompt_tokens
+        # V0 counts the prompts of evicted ones again
+        prompts = None if self.rules.v0 and under_pressure(window) else window.prompt_tokens
         variation = math.expm1(float(self.lengths.sd_log[0]) ** 2)
         usual = math.exp(float(self.lengths.mean_log[0])) * math.sqrt(1.0 + variation)
         each = np.maximum(usual * (self.shapes.scale if self.seen.level == "bare" else 1.0), 1.0)
