@@ -122,7 +122,7 @@ def engine_logs(frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | N
         by_engine = {} if len(indices) == 1 else _by_engine(own)
         for index in indices:
             of_engine = {**of_run, **{name: p.get((index,), own[name].clear()) for name, p in by_engine.items()}}
-            facts = _facts(server, run, index, of_engine, given)
+            facts = _facts(server, run, index, of_engine, given, of_run.get("stats"))
             found.append(EngineLog(facts, {k: v for k, v in of_engine.items() if v.height}, len(indices)))
     return found
 
@@ -154,8 +154,14 @@ def _by_engine(frames: Mapping[str, pl.DataFrame]) -> dict[str, dict[tuple[Any, 
 
 
 def _facts(
-    server: int, run: int, index: int, frames: Mapping[str, pl.DataFrame], given: Mapping[str, Any] | None
+    server: int,
+    run: int,
+    index: int,
+    frames: Mapping[str, pl.DataFrame],
+    given: Mapping[str, Any] | None,
+    run_stats: pl.DataFrame | None,
 ) -> EngineFacts:
+    """One engine's facts; lines about drafts (in `run_stats`, those of all its start) name no engine."""
     rows = _setup_rows(frames)
     configuration = gather(rows, given)
     configuration.more["chosen_budget"] = _chosen_budget(rows)
@@ -168,7 +174,7 @@ def _facts(
         configuration.set("num_blocks", kv.num_blocks, "measured")
     if configuration.values.get("block_size") is None and kv.tokens is None:
         configuration.set("block_size", _block_size_of(rows, kv.num_blocks), "measured")
-    acceptance = acceptance_of(frames.get("stats")) if engine == "V1" else None
+    acceptance = acceptance_of(run_stats) if engine == "V1" else None
     _note_acceptance(configuration, acceptance)
     fill_defaults(configuration, engine, version, device)
     kv = _in_groups(kv, configuration, rows, version) or _complete(kv, configuration)
