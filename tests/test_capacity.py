@@ -85,7 +85,7 @@ def test_free_changes_and_twice_the_hardware_are_tried(real: tuple[dict[str, Any
 def test_what_is_printed_and_the_page(real: tuple[dict[str, Any], str, str]) -> None:
     document, text, page = real
     assert " ".join(text.split()).startswith("This server keeps TTFT p95 within 2.0 s and E2E p99 within 30.0 s up to ")
-    for words in ("(this log)", "price of 1M tokens", "as it is now", "--num-gpu-blocks-override 4096"):
+    for words in ("(this log)", "cost per 1M tokens", "as it is now", "--num-gpu-blocks-override 4096"):
         assert words in text
         assert words in page
     assert document["at_once"]["seats"] == 48
