@@ -19,7 +19,8 @@ LANES = [
     ((5, 4, 99.0, 10.0), "kv"),
     ((8, 4, 99.0, 10.0), "kv"),
     ((3, 4, 30.0, 4000.0), "budget"),
-    ((3, 4, 92.0, 10.0), None),
+    ((3, 4, 92.0, 10.0), "kv"),  # seats are free: a prompt needs many blocks at once
+    ((3, 4, 75.0, 10.0), None),
 ]
 
 
