@@ -7,7 +7,6 @@ are done in: who runs them does not change an answer. Few items more than can ru
 
 from __future__ import annotations
 
-import gc
 import importlib
 import multiprocessing
 import os
@@ -131,9 +130,8 @@ def stop_at_once(pool: ProcessPoolExecutor) -> None:
 
 
 def _imports(name: str) -> None:
-    """A module is nothing that could be sent back; what it holds is never garbage, and need not be looked through again and again."""
+    """A module is nothing that could be sent back."""
     import_module(name)
-    gc.freeze()
 
 
 def _begin(threads: str) -> None:
