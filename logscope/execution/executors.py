@@ -129,11 +129,6 @@ def stop_at_once(pool: ProcessPoolExecutor) -> None:
         thread.join()
 
 
-def _imports(name: str) -> None:
-    """A module is nothing that could be sent back."""
-    import_module(name)
-
-
 def _begin(threads: str) -> None:
     """In a worker, before its first task: libraries read their number of threads when they are imported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them; the first process ends the others
@@ -169,7 +164,6 @@ class Beside:
         self._patience_s = patience_s
         self._worked_s = 0.0
         self._pool: ProcessPoolExecutor | None = None
-        self._beginning: list[Future[Any]] = []
         self._starting = threading.Lock()
 
     def __enter__(self) -> Beside:
@@ -186,12 +180,8 @@ class Beside:
 
     def begin(self) -> bool:
         """Start the others at once, for what is known to take long; False where there are none."""
-        self._start("parsers.reading.in_bulk.chunks", at_once=True)
+        self._start("parsers.reading.in_bulk.chunks")
         return self._pool is not None
-
-    def _have_begun(self) -> bool:
-        """Whether one of the others that were started at once can work; one that still imports would only keep items from this process."""
-        return not self._beginning or any(future.done() for future in self._beginning)
 
     def map(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
         """The results, in the order of `items`; an exception of the function is raised here, at its place.
@@ -201,7 +191,7 @@ class Beside:
         ahead = iter(items)
         for item in ahead:
             if self._pool is not None:
-                yield from _shared(self._pool, function, chain((item,), ahead), self._others, self._have_begun)
+                yield from _shared(self._pool, function, chain((item,), ahead), self._others)
                 return
             yield self._alone(function, item)
 
@@ -216,13 +206,13 @@ class Beside:
             timer.cancel()
             self._worked_s += time.monotonic() - began
 
-    def _start(self, first: str = "logscope.diagnosis.long_logs", *, at_once: bool = False) -> None:
+    def _start(self, first: str = "logscope.diagnosis.long_logs") -> None:
         """Start the others, who import what they need `first`: that is the long part of beginning."""
         with self._starting, suppress(RuntimeError, OSError):
             if self._others > 0 and self._pool is None:
                 pool = worker_pool(self._others)
-                beginning = [pool.submit(_imports, first) for _ in range(self._others)]
-                self._beginning = beginning if at_once else []
+                for _ in range(self._others):
+                    pool.submit(import_module, first)
                 self._pool = pool
 
 
@@ -239,23 +229,17 @@ class _Asked(Generic[T, R]):
         return not self.is_mine and (self.result is None or self.result.cancel())
 
 
-def _shared(
-    pool: ProcessPoolExecutor,
-    function: Callable[[T], R],
-    items: Iterator[T],
-    others: int,
-    have_begun: Callable[[], bool],
-) -> Iterator[R]:
+def _shared(pool: ProcessPoolExecutor, function: Callable[[T], R], items: Iterator[T], others: int) -> Iterator[R]:
     """All results in order; this process does what nobody has begun while the next one is missing, and what a process that died left."""
     asked: deque[_Asked[T, R]] = deque()
-    most = 2 * others + 4  # each has one in hand and one in its queue
+    most = 2 * others + 2  # each has one in hand and one in its queue
 
     def ask() -> None:
-        asked.extend(_Asked(item, None) for item in islice(items, most - len(asked)))
-        with suppress(RuntimeError, OSError):  # broken, or no more processes are to be had
-            for one in asked if have_begun() else ():
-                if one.result is None:
-                    one.result = pool.submit(function, one.item)
+        for item in islice(items, most - len(asked)):
+            one: _Asked[T, R] = _Asked(item, None)
+            asked.append(one)
+            with suppress(RuntimeError, OSError):  # broken, or no more processes are to be had
+                one.result = pool.submit(function, item)
 
     try:
         ask()

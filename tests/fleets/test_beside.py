@@ -21,8 +21,8 @@ from logscope.inference.result import Effort
 from logscope.inference.windows import estimate
 from logscope.inference.windows.lengths import OutputShape
 from logscope.inference.windows.particles import Node, Particle, packed_particles, unpacked_particles
-from logscope.log.frames import LogFrames, read, read_log
-from logscope.log.span import Reading, Span
+from logscope.log.frames import LogFrames, read_log
+from logscope.log.span import Span
 from logscope.output.json import analysis_document
 from logscope.server.engines import engine_logs
 from parsers.sources.source import expand
@@ -32,7 +32,6 @@ from reference_engine.sketch.engine import SketchReplay
 from reference_engine.sketch.request import SketchRules
 from tests.conftest import ROOT, SAMPLES
 from tests.fleets.test_parallel import square
-from tests.readings import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -211,24 +210,3 @@ def test_nobody_works_on_when_it_is_stopped(jobs: list[str], how: signal.Signals
         assert eventually(lambda: not any(alive(w) for w in workers), 20), told
     finally:
         run.kill()
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_who_reads_a_large_file_does_not_change_what_is_read(
-    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("parsers.reading.in_bulk.SHARED", 0)
-    monkeypatch.setattr("parsers.reading.in_bulk.chunks.CHUNK", 1)
-    log = tmp_path / "server.log"
-    lines = (SAMPLES / "v1-under-pressure.log").read_text().splitlines(keepends=True)
-    log.write_text("".join([*lines[:200], *(lines[200:] * 24)]))
-    assert log.stat().st_size > 3 << 20
-    with Beside(others=1) as executor:
-        assert executor.begin()
-        executor._beginning[0].result()
-        if dies:
-            assert executor._pool is not None
-            for process in list(executor._pool._processes.values()):
-                process.kill()
-        found = read(expand([str(log)]), Reading(year=2026), executor)
-    assert_same(found, read(expand([str(log)]), Reading(year=2026)))
