@@ -385,12 +385,12 @@ def transcoded(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     yield from rest
 
 
-def text_blocks(blocks: Iterator[bytes], loss: Loss, number: int = 1, *, is_end: bool = True) -> Iterator[TextBlock]:
+def text_blocks(blocks: Iterator[bytes], loss: Loss) -> Iterator[TextBlock]:
     """Cut blocks at line ends; `\\r` before a line feed is dropped, too long lines are cut.
 
-    A line may have `MAX_LINE` bytes, one that begins as JSON `MAX_DOCUMENT`: it may hold many entries. The first line is line `number`;
-    a last one without a line feed counts where the blocks are the source's last.
+    A line may have `MAX_LINE` bytes, one that begins as JSON `MAX_DOCUMENT`: it may hold many entries.
     """
+    number = 1
     pending: list[bytes] = []  # the parts of an unfinished line
     size = 0
     limit = MAX_LINE
@@ -414,7 +414,7 @@ def text_blocks(blocks: Iterator[bytes], loss: Loss, number: int = 1, *, is_end:
         else:  # the rest of a line that is already too long: only counted
             loss.bytes += len(block)
     tail = b"".join(pending).rstrip(b"\r")
-    if tail and is_end:
+    if tail:
         yield TextBlock(number, _clean(tail, loss, limit if size > limit else 0))
 
 

@@ -152,12 +152,11 @@ def _write_parquet(events: Iterable[Event], folder: Path) -> None:
 
 def _write_frames(sources: Sequence[Any], coverage: Coverage, folder: Path, *, year: int | None, keep: Keep) -> None:
     """All events of the sources, the common lines of plain logs in bulk."""
-    from logscope.execution.executors import Beside
     from logscope.log.stored_rows import FrameFiles
     from parsers.reading.in_bulk import read_frames
 
-    with closing(FrameFiles(folder)) as files, Beside() as beside:
-        read_frames(sources, coverage, files, year=year, keep=keep, beside=beside)
+    with closing(FrameFiles(folder)) as files:
+        read_frames(sources, coverage, files, year=year, keep=keep)
         files.finish()
 
 

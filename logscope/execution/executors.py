@@ -15,15 +15,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain, islice
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from logscope import __version__
 from logscope.errors import LogscopeError
@@ -178,22 +176,13 @@ class Beside:
                 stop_at_once(self._pool)
                 self._pool = None
 
-    def begin(self) -> bool:
-        """Start the others at once, for what is known to take long; False where there are none."""
-        self._start("parsers.reading.in_bulk.chunks")
-        return self._pool is not None
-
     def map(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
-        """The results, in the order of `items`; an exception of the function is raised here, at its place.
-
-        An item is asked for when somebody will soon be free for it.
-        """
-        ahead = iter(items)
-        for item in ahead:
-            if self._pool is not None:
-                yield from _shared(self._pool, function, chain((item,), ahead), self._others)
-                return
-            yield self._alone(function, item)
+        """The results, in the order of `items`; an exception of the function is raised here, at its place."""
+        ahead = deque(items)
+        while ahead and self._pool is None:
+            yield self._alone(function, ahead.popleft())
+        if self._pool is not None and ahead:
+            yield from _shared(self._pool, function, ahead)
 
     def _alone(self, function: Callable[[T], R], item: T) -> R:
         began = time.monotonic()
@@ -206,62 +195,38 @@ class Beside:
             timer.cancel()
             self._worked_s += time.monotonic() - began
 
-    def _start(self, first: str = "logscope.diagnosis.long_logs") -> None:
-        """Start the others, who import what they need `first`: that is the long part of beginning."""
+    def _start(self) -> None:
         with self._starting, suppress(RuntimeError, OSError):
             if self._others > 0 and self._pool is None:
                 pool = worker_pool(self._others)
                 for _ in range(self._others):
-                    pool.submit(import_module, first)
+                    pool.submit(import_module, "logscope.diagnosis.long_logs")  # the long part of beginning
                 self._pool = pool
 
 
-@dataclass(slots=True)
-class _Asked(Generic[T, R]):
-    """An item, and who was asked for its result: a process of the pool, or (`is_mine`) this one; nobody yet where there is no `result`."""
-
-    item: T
-    result: Future[R] | None
-    is_mine: bool = False
-
-    def is_left(self) -> bool:
-        """Whether nobody has begun it; then nobody else will."""
-        return not self.is_mine and (self.result is None or self.result.cancel())
-
-
-def _shared(pool: ProcessPoolExecutor, function: Callable[[T], R], items: Iterator[T], others: int) -> Iterator[R]:
+def _shared(pool: ProcessPoolExecutor, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """All results in order; this process does what nobody has begun while the next one is missing, and what a process that died left."""
-    asked: deque[_Asked[T, R]] = deque()
-    most = 2 * others + 2  # each has one in hand and one in its queue
-
-    def ask() -> None:
-        for item in islice(items, most - len(asked)):
-            one: _Asked[T, R] = _Asked(item, None)
-            asked.append(one)
-            with suppress(RuntimeError, OSError):  # broken, or no more processes are to be had
-                one.result = pool.submit(function, item)
-
+    asked: list[Future[R]] = []
+    with suppress(RuntimeError, OSError):  # broken, or no more processes are to be had
+        asked += (pool.submit(function, item) for item in items)
+    mine: dict[int, Future[R]] = {}
     try:
-        ask()
-        while asked:
-            wanted = asked[0]
-            while wanted.result is None or not (wanted.is_mine or wanted.result.done()):
-                mine = next((one for one in asked if one.is_left()), None)
-                if mine is None:
+        for wanted, item in enumerate(items):
+            while wanted not in mine and not (wanted < len(asked) and asked[wanted].done()):
+                free = (k for k in range(len(items)) if k >= wanted and k not in mine)
+                index = next((k for k in free if k >= len(asked) or asked[k].cancel()), None)
+                if index is None:
                     break
-                mine.result, mine.is_mine = _outcome(function, mine.item), True
-            asked.popleft()
-            assert wanted.result is not None
+                mine[index] = _outcome(function, items[index])
+            done = mine.pop(wanted) if wanted in mine else asked[wanted]
             try:
-                result = wanted.result.result()
+                result = done.result()
             except (BrokenProcessPool, CancelledError):
-                result = function(wanted.item)
+                result = function(item)
             yield result
-            ask()
     finally:
-        for one in asked:
-            if one.result is not None:
-                one.result.cancel()
+        for future in asked:
+            future.cancel()
 
 
 def _outcome(function: Callable[[T], R], item: T) -> Future[R]:

@@ -17,7 +17,7 @@ import polars as pl
 
 from logscope.analysis import Analysis, EngineResult, analyze, engine_result, with_imbalance, worst_of
 from logscope.diagnosis.verdict import RANK
-from logscope.execution.executors import Beside, Executor, RayCluster
+from logscope.execution.executors import Executor, RayCluster
 from logscope.inference.result import Effort
 from logscope.log.frames import LogFrames, believed_log, read, within_span
 from logscope.log.span import Reading
@@ -253,7 +253,7 @@ def read_on(executor: Executor, sources: Sequence[Any], reading: Reading, *, sta
 
         return read_with_state(state / "analyze", sources, reading)
     if executor.width == 1 and not isinstance(executor, RayCluster):
-        return read(sources, reading, executor if isinstance(executor, Beside) else None)
+        return read(sources, reading)
     return read_fleet(sources, reading, executor)
 
 

@@ -33,7 +33,6 @@ from parsers.reading.frames import CompactFrame, FrameBuilder
 from parsers.reading.in_bulk import read_frames
 
 if TYPE_CHECKING:
-    from parsers.reading.in_bulk.chunks import Beside
     from parsers.reading.in_bulk.reader import Evidence as TakesLine
 
 __all__ = [
@@ -109,8 +108,8 @@ def read_log(
     return read(sources, Reading(span, year, wanted))
 
 
-def read(sources: Sequence[Any], reading: Reading, beside: Beside | None = None) -> LogFrames:
-    """Read `sources` to their end, large files together with who is `beside`; the span cuts everything but the server's own description."""
+def read(sources: Sequence[Any], reading: Reading) -> LogFrames:
+    """Read `sources` to their end; the span cuts everything but the server's own description."""
     coverage = Coverage()
     builder = FrameBuilder() if reading.wanted is None else AnalysisRows(reading.wanted)
     found = LogFrames({}, coverage)
@@ -127,10 +126,9 @@ def read(sources: Sequence[Any], reading: Reading, beside: Beside | None = None)
             keep=Keep(exceptions=True),
             take=lambda event: _take(found, builder, event),
             evidence=line,
-            beside=beside,
         )
     else:
-        _read_span(sources, reading, coverage, builder, line, lambda event: _take(found, builder, event), beside)
+        _read_span(sources, reading, coverage, builder, line, lambda event: _take(found, builder, event))
     found.frames = builder.frames()
     if isinstance(builder, AnalysisRows):
         found.stored = builder.stored
@@ -220,7 +218,6 @@ def _read_span(
     builder: FrameBuilder,
     evidence: TakesLine,
     exception: Callable[[Event], None],
-    beside: Beside | None,
 ) -> None:
     """Read `sources`, and give `builder` the events that the span holds, numbered through; what the server says of itself is held whole.
 
@@ -239,7 +236,7 @@ def _read_span(
                 evidence(event.source, event.line, event.text)
 
         keep = Keep(exceptions=True)
-        read_frames(sources, coverage, files, year=reading.year, keep=keep, take=take, evidence=evidence, beside=beside)
+        read_frames(sources, coverage, files, year=reading.year, keep=keep, take=take, evidence=evidence)
         scans = {Path(name).stem: pl.scan_parquet(Path(folder) / name) for name in files.finish()}
         _Cut(reading.span, scans, builder, SETUP_FAMILIES).read(files.order, exceptions, exception)
 

@@ -211,13 +211,11 @@ class FrameFiles(FrameBuilder):
 
     def add_frame(self, family: str, compact: CompactFrame) -> None:
         """Take numbered events of a family; later than any frame before. Raises OSError as `add` does."""
-        compact = self._arrived(compact)
-        parts = self.taken_parts(family)
-        if parts and int(parts[-1]["order"][-1]) > int(compact.frame["order"][0]):
-            compact = CompactFrame(pl.concat((parts.pop(), compact.whole(columns_of(family)))).sort("order"))
-        for part in parts:
-            self._append(family, CompactFrame.of(part))
-        self._append(family, compact)
+        if self.waiting(family):
+            super().add_frame(family, compact)
+            self._put_away(family)
+        else:
+            self._append(family, self._arrived(compact))
 
     def finish(self) -> list[str]:
         """Give the files their names, which are returned. Raises OSError where one cannot be written."""
@@ -238,7 +236,7 @@ class FrameFiles(FrameBuilder):
 
     def _put_away(self, family: str) -> None:
         for part in self.taken_parts(family):
-            self._append(family, CompactFrame.of(part))
+            self._append(family, CompactFrame(part))
 
     def _append(self, family: str, compact: CompactFrame) -> None:
         if not len(compact):

@@ -28,11 +28,8 @@ from parsers.lines import Heads, Line, Loss, Outer, TextBlock, later, text_block
 
 __all__ = [
     "Envelopes",
-    "Piece",
-    "Pieces",
     "is_newest_first",
     "oldest_first_pieces",
-    "pieces_from",
     "unwrapped",
     "without_envelopes",
     "without_same_envelopes",
@@ -266,14 +263,14 @@ def unwrapped(
     if rows is not None:
         yield from _rejoined(lines, rows, unwrapper)
     else:
-        pieces = Pieces(unwrapper, bulk)
+        pieces = _Pieces(unwrapper, bulk)
         yield from map(pieces.of, lines)
         yield unwrapper.finish()
     loss.truncated += unwrapper.cut_lines
     loss.bytes += unwrapper.cut
 
 
-class Pieces:
+class _Pieces:
     """Blocks as they are, without their envelopes (`bulk`), or as lines."""
 
     def __init__(self, unwrapper: Unwrapper, bulk: bool) -> None:
@@ -303,12 +300,6 @@ class Pieces:
         self._before = None
         return unwrapper.feed_block(block.number, block.texts())
 
-    @property
-    def habits(self) -> object:
-        """What it knows of the stream so far, as values that can be compared and sent; None within an entry."""
-        before = None if self._before is None else self._before.names
-        return None if self.unwrapper.busy else (self.unwrapper.habits, before)
-
     def _is_plain(self, block: TextBlock, unusual: NDArray[np.int64]) -> bool:
         """Whether no line wears an envelope. Those of tracebacks come again and again: each is looked at once."""
         state = self.unwrapper.survey_state
@@ -329,15 +320,6 @@ class Pieces:
         # what follows may have what its last line has
         self.unwrapper.feed(bare.number + last, envelopes.wrapped.line(last))
         return bare
-
-
-def pieces_from(head: bytes, clock: Clock) -> Pieces | None:
-    """Who reads any blocks of a source that begins with these bytes; None where its lines are not read one after the other."""
-    block = next(text_blocks(iter((head,)), Loss(), is_end=False), None)
-    if block is None or _EXPORT.match(head) or rows_of(block.head(SAMPLE)[:-1]) is not None:
-        return None
-    first = Pieces(Unwrapper(clock), bulk=True).of(block)
-    return None if is_newest_first(first) else Pieces(Unwrapper(clock), bulk=True)
 
 
 def _rejoined(blocks: Iterator[TextBlock], rows: Rows, unwrapper: Unwrapper) -> Iterator[list[Line]]:

@@ -88,21 +88,6 @@ class Unwrapper:
         """What `wraps` depends on beside the line, while nothing is `busy`."""
         return [(layer.last, layer.shape, layer.worn) for layer in self._layers], self._outer is None
 
-    @property
-    def habits(self) -> object:
-        """What it knows of the stream so far, as values that can be compared and sent."""
-        layers = [(layer.last and layer.last.name, layer.shape, layer.worn) for layer in self._layers]
-        return layers, self._feeds_seen, self._spaced
-
-    @property
-    def entry_before(self) -> tuple[Outer | None, int]:
-        """What bare lines that follow may continue."""
-        return self._outer, self._indent
-
-    @entry_before.setter
-    def entry_before(self, entry: tuple[Outer | None, int]) -> None:
-        self._outer, self._indent = entry
-
     def copy_of_survey(self) -> Unwrapper:
         """A new one that knows what this one's survey found."""
         copy = Unwrapper(self.clock)

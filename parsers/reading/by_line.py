@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from parsers import families
 from parsers.lines import Line, later
-from parsers.reading.events import Coverage, Event, add_coverage
+from parsers.reading.events import Coverage, Event
 from parsers.records.dates import RecordClock
 from parsers.records.prefix import Header, find_glued
 from parsers.records.record import Record, RecordText, is_client_facing, read_records
@@ -174,7 +174,7 @@ class SourceReader:
         self.coverage, self.keep = coverage, keep
         self.chars = 0
         self.behind = 0  # lines that hold a record behind something else
-        self.clients_line = -1  # the last unknown warning that a client may have written into
+        self._clients_line = -1  # the last unknown warning that a client may have written into
 
     def read(self, lines: Iterable[Line | None]) -> Iterator[Event]:
         """The events of payload lines."""
@@ -198,14 +198,6 @@ class SourceReader:
                 self.coverage.lines += 1
                 self.chars += len(line.text) + 1
             yield line
-
-    def go_on(self, coverage: Coverage, behind: int, clients_line: int) -> None:
-        """Go on from where another reader of this source came from here: what it counted."""
-        add_coverage(self.coverage, coverage)
-        del self.coverage.warning_samples[MAX_SAMPLES:]
-        self.behind += behind
-        if clients_line >= 0:
-            self.clients_line = clients_line
 
     def count(self, line: Line) -> None:
         """Count a payload line."""
@@ -320,9 +312,9 @@ class SourceReader:
         Of one that begins as a client's text does the server's words are kept, of the lines right behind it nothing.
         """
         self.coverage.unrecognized_warnings += 1
-        own = "" if number == self.clients_line + 1 else families.words_before_client_text(message)
+        own = "" if number == self._clients_line + 1 else families.words_before_client_text(message)
         if own is not None:
-            self.clients_line = number
+            self._clients_line = number
             message = f"{own}(left out)"
         if len(self.coverage.warning_samples) < MAX_SAMPLES:
             self.coverage.warning_samples.append({"source": self.name, "line": number, "text": message[:MAX_TEXT]})

@@ -65,13 +65,6 @@ class CompactFrame:
     same: Mapping[str, Value] = field(default_factory=dict)
     coded: Mapping[str, Coded] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, frame: pl.DataFrame) -> CompactFrame:
-        """A frame of all columns: those that have one value in all rows are not kept as columns."""
-        first = frame.row(0, named=True) if len(frame) else {}
-        same = {name: value for name, value in first.items() if _is_level(frame[name], value)}
-        return cls(frame.drop(same), same)
-
     def __len__(self) -> int:
         return len(self.frame)
 
@@ -102,14 +95,6 @@ class CompactFrame:
         places = order.to_numpy()
         coded = {name: Coded(c.texts, c.codes[places]) for name, c in self.coded.items()}
         return CompactFrame(self.frame[order], self.same, coded)
-
-
-def _is_level(column: pl.Series, value: object) -> bool:
-    """Whether all rows have a value that can stand for them; 0.0 and -0.0 are equal, and two values."""
-    nulls = column.null_count()
-    if value is None:
-        return nulls == len(column)
-    return isinstance(value, str | int) and not nulls and bool((column == value).all())
 
 
 def repeated(value: Value, size: int, dtype: pl.DataType) -> pl.Series:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from parsers.records.prefix import Stamp
 
-__all__ = ["ClockFromHere", "RecordClock", "Stamps", "from_epoch_us", "packed_stamps", "to_epoch_us"]
+__all__ = ["RecordClock", "Stamps", "from_epoch_us", "packed_stamps", "to_epoch_us"]
 
 Stamps = NDArray[np.int64]
 """Stamps (`parsers.records.prefix.Stamp`), each part in its range, as numbers: the month times `_MONTH`, and the seconds since its beginning."""
@@ -57,17 +56,6 @@ class RecordClock:
         """Go on from where `state` says that a clock of this stream stood."""
         self._year, self.backwards = state["year"], state["backwards"]
         self._last = datetime.fromisoformat(state["last"]) if state["last"] is not None else None
-
-    def goes_on(self, years: Sequence[tuple[Stamp, int]]) -> bool:
-        """Whether each of these stamps, if it came next, would be in the year given with it."""
-        return all(self._year_of(stamp, None) == year for stamp, year in years)
-
-    def go_on(self, other: ClockFromHere) -> None:
-        """Go on from where another clock came from here."""
-        if other.first is not None:
-            self.note(other.first)
-            self.backwards += other.backwards
-            self._year, self._last = other._year, other._last
 
     def resolve(self, stamp: Stamp, outer_us: int | None = None) -> datetime | None:
         """Return the local time of `stamp`; None where no year makes it a date (30 February)."""
@@ -142,28 +130,6 @@ class RecordClock:
             if found is not None and found <= limit:
                 return year
         return limit.year
-
-
-class ClockFromHere(RecordClock):
-    """A clock of which only the `year` is known: what it takes from that stands in `years`, and `first` is the first date that it took."""
-
-    def __init__(self, clock: int | None, modified_us: int | None, year: int | None) -> None:
-        super().__init__(clock, modified_us)
-        self._year = year
-        self.years: list[tuple[Stamp, int]] = []
-        self.first: datetime | None = None
-
-    def note(self, moment: datetime) -> datetime:
-        """As any clock; the first date is remembered."""
-        if self._last is None:
-            self.first = moment
-        return super().note(moment)
-
-    def _year_of(self, stamp: Stamp, outer_us: int | None) -> int:
-        year = super()._year_of(stamp, outer_us)
-        if self._last is None and (outer_us is None or self._fixed):
-            self.years.append((stamp, year))
-        return year
 
 
 def _date(year: int, stamp: Stamp) -> datetime | None:

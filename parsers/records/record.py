@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import IO, Union
@@ -189,12 +189,6 @@ class Assemblers(dict[PlaceKey, "Assembler"]):
         self._may_wait[found] = None
         return found.feed(line)
 
-    def go_on(self, places: Mapping[PlaceKey, Assembler]) -> None:
-        """Go on from where others came from here."""
-        self.clear()
-        self.update(places)
-        self._may_wait = dict.fromkeys(self.values())
-
     def waiting(self) -> Assembler | None:
         """The first that has a client's text open."""
         self._may_wait = {a: None for a in self._may_wait if a.waits}
@@ -263,11 +257,6 @@ class Assembler:
         self._passed_over = 0  # behind lines that were handed over
 
     @property
-    def is_clear(self) -> bool:
-        """Whether nothing is unfinished."""
-        return self.pending is None and not (self.held or self.cut or self._passed_over)
-
-    @property
     def since(self) -> int:
         """The physical line at which what is unfinished begins; 0 where nothing is."""
         return self.pending.number if self.pending is not None else self.held.first
@@ -276,12 +265,6 @@ class Assembler:
     def waits(self) -> bool:
         """Whether a client's text is open."""
         return not self._was_cut and (bool(self.held) or (self.pending is not None and is_open(self.pending)))
-
-    def stand_behind(self, lines: int) -> None:
-        """So many lines stand before the first that it knows."""
-        if self.pending is not None:
-            for parts in (self.pending.lines, self.pending.tail):
-                parts[:] = [RecordText(part.number + lines, part.text) for part in parts]
 
     def feed(self, line: Line) -> Iterator[Record]:
         """Take a line; gives the records which are complete with it."""

@@ -77,10 +77,6 @@ class Sessions:
             )
         return sessions
 
-    def go_on(self, state: list[dict[str, Any]]) -> None:
-        """Go on from what `state` describes, to which other sessions came from here."""
-        self._servers = Sessions.from_state(state)._servers
-
     def reserve(self, other: Sessions) -> None:
         """Give the servers that only `other`, which went on from here, has met the numbers that they have there."""
         for key, server in other._servers.items():

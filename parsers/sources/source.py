@@ -6,7 +6,6 @@ in `Source.loss` and never stops another source.
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import select
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from parsers.envelopes import Clock, Unwrapper
-from parsers.envelopes.blocks import Pieces, is_newest_first, oldest_first_pieces, pieces_from, unwrapped
+from parsers.envelopes.blocks import is_newest_first, oldest_first_pieces, unwrapped
 from parsers.envelopes.form import zone_of
 from parsers.envelopes.rare import TooLargeError
 from parsers.envelopes.unwrapper import SAMPLE
@@ -218,27 +217,6 @@ class Source:
         (`envelopes.outer(i)` gives the facts of the block's line i, from 0).
         """
         return self._pieces(bulk=True)
-
-    def from_any_block(self) -> Pieces | None:
-        """Who reads any blocks of a plain file; None where all must be read in order.
-
-        A block is `parsers.sources.compression.BLOCK` bytes. Raises OSError.
-        """
-        path = self.path
-        if path is None or not self.size or self.live or self.problem is not None or self.window is not None:
-            return None
-        with path.open("rb") as file:
-            head = file.read(BLOCK)
-        marked = head.startswith((b"\0", MAGIC, codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        if marked or unsupported(head) or compression_of(head) or is_binary(head) or pod_of(str(path.absolute())):
-            return None
-        clock = Clock(self.timezone, self.modified_us)
-        return pieces_from(head, clock) if _layout_of(head, clock, live=False) is None else None
-
-    def note_end(self, file: BinaryIO, last: bytes) -> None:
-        """Note what shows at the end of a file that was read block by block, by others: up to its place in `file`, the `last` byte before that."""
-        self.loss.truncated += self.goes_on and last != b"\n"
-        self._check_whole(file)
 
     def _laid_out(self, pieces: Iterator[TextBlock | list[Line]], layout: Layout) -> Iterator[list[Line]]:
         for piece in pieces:

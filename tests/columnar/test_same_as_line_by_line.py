@@ -242,9 +242,9 @@ def test_what_is_common_is_read_in_bulk(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "server.log"
     path.write_text("\n".join(lines) + "\n")
     one_by_one: list[int] = []
-    feed = reading.SourceInBulk.feed
+    feed = reading.SourceInBulk._feed
     monkeypatch.setattr(
-        reading.SourceInBulk, "feed", lambda self, line: (one_by_one.append(line.number), feed(self, line))[1]
+        reading.SourceInBulk, "_feed", lambda self, line: (one_by_one.append(line.number), feed(self, line))[1]
     )
     frames = assert_same(expand([str(path)]), expand([str(path)]))
     assert len(frames["request"]) == 4000
@@ -255,9 +255,9 @@ def test_what_a_start_lists_in_one_second_is_read_in_bulk(monkeypatch: pytest.Mo
     routes = [record(f"Route: /v1/{i}, Methods: GET", origin="launcher.py:46") for i in range(500)]
     data = "\n".join([*v1_start(), *routes, *request_lines("cmpl-a")]).encode()
     one_by_one: list[str] = []
-    feed = reading.SourceInBulk.feed
+    feed = reading.SourceInBulk._feed
     monkeypatch.setattr(
-        reading.SourceInBulk, "feed", lambda self, line: (one_by_one.append(line.text), feed(self, line))[1]
+        reading.SourceInBulk, "_feed", lambda self, line: (one_by_one.append(line.text), feed(self, line))[1]
     )
     assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])])
     assert sum("Route: " in text for text in one_by_one) < 3

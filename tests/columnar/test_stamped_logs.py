@@ -170,9 +170,9 @@ def test_what_is_common_is_read_in_bulk(name: str, monkeypatch: pytest.MonkeyPat
     lines = [line for i in range(600) for line in request_lines(f"cmpl-{i}")]
     data = wrapped(lines, WRAPPINGS[name])
     one_by_one: list[int] = []
-    feed = reading.SourceInBulk.feed
+    feed = reading.SourceInBulk._feed
     monkeypatch.setattr(
-        reading.SourceInBulk, "feed", lambda self, line: (one_by_one.append(line.number), feed(self, line))[1]
+        reading.SourceInBulk, "_feed", lambda self, line: (one_by_one.append(line.number), feed(self, line))[1]
     )
     frames = assert_same([Blocks(data, [1 << 20])], [Blocks(data, [1 << 20])], year=None)
     assert len(frames["request"]) == 1200

@@ -15,14 +15,9 @@ if TYPE_CHECKING:
     from parsers.reading.events import Coverage, Event
     from parsers.reading.frames import FrameBuilder
     from parsers.reading.in_bulk.block_rows import Evidence
-    from parsers.reading.in_bulk.chunks import Beside
-    from parsers.reading.in_bulk.reader import SourceInBulk
 
 __all__ = ["read_frames"]
 _LARGEST = 31 << 20
-SHARED = (
-    256 << 20
-)  # bytes of a file from which on others that read beside this process save more time than they take to begin
 _SMALL = 1 << 16  # of sources with fewer bytes nothing is learnt: line by line their events share frames
 
 
@@ -35,12 +30,11 @@ def read_frames(
     keep: Keep = KEEP_EVENTS,
     take: Callable[[Event], None] | None = None,
     evidence: Evidence | None = None,
-    beside: Beside | None = None,
 ) -> None:
     """Read `sources` into `builder`; `coverage` is filled as by `parsers.reading.by_line.read_events`.
 
     `take` gets the events that are read one by one in the builder's stead, and may hand them on to it; `evidence` gets the
-    texts of the statistics lines that are not. Large plain files are shared with who is `beside`.
+    texts of the statistics lines that are not.
     """
     bytes(_LARGEST)  # glibc gives freed memory back at once until a piece of that size was freed
     for source, reader in readers(sources, coverage, year=year, keep=keep):
@@ -51,18 +45,8 @@ def read_frames(
         else:
             from parsers.reading.in_bulk.reader import SourceInBulk
 
-            whole = SourceInBulk(reader, builder, take or builder.add, evidence, chars=source.size is None)
-            if beside is None or not _is_shared(source, whole, beside, year):
-                whole.read(pieces())
-
-
-def _is_shared(source: LogSource, whole: SourceInBulk, beside: Beside, year: int | None) -> bool:
-    """Whether a source is a large plain file; then it was read, together with others."""
-    if source.size is None or source.size < SHARED:
-        return False
-    from parsers.reading.in_bulk.chunks import read_in_chunks
-
-    return read_in_chunks(source, whole, beside, year)
+            chars = source.size is None
+            SourceInBulk(reader, builder, take or builder.add, evidence, chars).read(pieces())
 
 
 def _is_worth_it(source: LogSource) -> bool:

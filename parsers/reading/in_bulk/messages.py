@@ -1,15 +1,13 @@
 """The messages of a block's records, by family: the common ones as columns, the others one by one.
 
-What is common is told by how a message begins. Requests are read by `requests` and `prompts`; the periodic statistics and the engine's
-steps, lines of which only the numbers change, here; the access lines are complete already. All others are few, and read as
-`parsers.reading.by_line` reads them.
+What is common is told by how a message begins, and read by `requests` and `gauges`; the access lines are complete already. All
+others are few, and read as `parsers.reading.by_line` reads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,10 +15,11 @@ import polars as pl
 from parsers import families
 from parsers.reading.by_line import ERROR_LEVELS, EXCEPTION_END, MAX_TEXT, WARNING_LEVELS, hide_text
 from parsers.reading.frames import Coded, fields_frame
-from parsers.reading.in_bulk.block import Block, Mask, Rows, Shape, rows_of, shape_of
+from parsers.reading.in_bulk.block import Block, Mask, Rows, rows_of
+from parsers.reading.in_bulk.gauges import KnownGauges, gauges
 from parsers.reading.in_bulk.parts import Column, Part
 from parsers.reading.in_bulk.prompts import prompted
-from parsers.reading.in_bulk.requests import KnownParameters, is_simple, learned_holes, life_lines, received
+from parsers.reading.in_bulk.requests import KnownParameters, life_lines, received
 from parsers.reading.in_bulk.templates import AccessLines, AlikeRecords, Known, Structure, is_odd
 from parsers.records.record import Record, RecordText, is_open
 from parsers.records.servers import OF_A_START, engine_index
@@ -30,21 +29,6 @@ __all__ = ["BlockMessages", "Memory", "messages_of"]
 _FAMILIES = ("request", "stats", "iteration")  # what they say changes no server's state
 
 _MOST_MUTE = 1 << 12
-_MOST_SHAPES = 64
-
-
-class _Gauge(NamedTuple):
-    """One shape, and what is the same in all lines that have it."""
-
-    shape: Shape
-    columns: dict[str, Column]
-
-
-@dataclass(slots=True)
-class KnownGauges:
-    """The shapes seen so far in a source, by family."""
-
-    by_family: dict[str, list[_Gauge]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -131,7 +115,7 @@ def _alike_records(block: Block, messages: BlockMessages, group: AlikeRecords, m
         part, good = life_lines(block, rows, message, verb, beginning.variant)
         parts = [part]
     else:
-        parts, good = _gauges(block, rows, message, family, memory.gauges)
+        parts, good = gauges(block, rows, message, family, memory.gauges)
     for part in parts:
         fields: families.Fields = {n: c for n, c in part.columns.items() if not isinstance(c, Coded | pl.Series)}
         record = Record([], process=beginning.process)
@@ -239,61 +223,3 @@ def _foreign_accesses(access: pl.DataFrame) -> Part:
             "row", "process", pl.col("pid").cast(pl.Int64()), "level", "client", "method", "path", "status"
         ).with_columns(pl.Series("engine_index", engines, dtype=pl.Int32()), variant=pl.lit("access"))
     )
-
-
-def _gauges(block: Block, rows: Rows, message: int, family: str, known: KnownGauges) -> tuple[list[Part], Mask]:
-    """The lines of numbers of a family (`stats`, `iteration`), and which rows were read."""
-    places, ends = block.starts[rows] + message, block.ends[rows]
-    parts: list[Part] = []
-    left = np.arange(len(rows))
-
-    def take(gauge: _Gauge) -> bool:
-        nonlocal left
-        found = gauge.shape.find(block, places[left], ends[left])
-        if not len(found.which):
-            return False
-        values = {name: pl.Series(value) for name, value in found.values.items()}
-        parts.append(Part(rows[left[found.which]], {**gauge.columns, **values}))
-        left = np.delete(left, found.which)
-        return True
-
-    shapes = known.by_family.setdefault(family, [])
-    for gauge in shapes:
-        if len(left):
-            take(gauge)
-    while len(left) and len(shapes) < _MOST_SHAPES:
-        at = int(left[0])
-        seen = _gauge_of(block.stretch(int(places[at]), int(ends[at])), family)
-        if seen is None or not take(seen):
-            break
-        shapes.append(seen)
-    done = np.ones(len(rows), np.bool_)
-    done[left] = False
-    return parts, done
-
-
-def _gauge_of(text: bytes, family: str) -> _Gauge | None:
-    """The shape of a message, learnt from the family itself: each number is varied, and the field that moves is the number's."""
-    fields = _gauge_fields(text, family)
-    if fields is None:
-        return None
-    holes = learned_holes(text, fields, lambda other: _gauge_fields(other, family), families.columns(family))
-    shape = shape_of(text, holes)
-    if shape is None or not holes:
-        return None
-    own = {hole.name for hole in holes}
-    variant = str(fields.pop("variant"))
-    columns = fields_frame(family, [fields]).row(0, named=True)
-    kept = {name: value for name, value in columns.items() if value is not None and name not in own}
-    return _Gauge(shape, {**kept, "variant": variant})
-
-
-def _gauge_fields(text: bytes, family: str) -> families.Fields | None:
-    """The fields of a message of the family, and its variant."""
-    message = text.decode("ascii", "replace")
-    if not text.isascii() or not is_simple(message):
-        return None
-    found = families.match(message, prefixed=True)
-    if found is None or found.family != family or found.prompt_fields or found.variant in OF_A_START:
-        return None
-    return {**found.fields, "variant": found.variant}

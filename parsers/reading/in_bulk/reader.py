@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -33,25 +32,19 @@ from parsers.records.record import (
     place_of,
 )
 
-__all__ = ["Bulk", "Evidence", "Held", "ReadOn", "SourceInBulk"]
+__all__ = ["Bulk", "Evidence", "ReadOn", "SourceInBulk"]
 BLOCK = 1 << 23
 _FEWEST = 8  # shorter stretches are read line by line
 _CHUNK = 256
 
 
-class Held(NamedTuple):
+class _Held(NamedTuple):
     """A block that can be read in bulk, and the facts of the envelopes that were taken off its lines."""
 
     block: TextBlock
     facts: EnvelopeFacts | None
 
-    def part(self, start: int) -> Held:
-        """The lines from `start` (from 0) on."""
-        block = self.block
-        rest = block.data[int(block.ends[start - 1]) + 1 :]
-        return Held(TextBlock(block.number + start, rest), self.facts.part(start) if self.facts else None)
-
-    def continues(self, other: Held) -> bool:
+    def continues(self, other: _Held) -> bool:
         """Whether both can be read as one."""
         if self.facts is None or other.facts is None:
             return self.facts is other.facts
@@ -59,7 +52,7 @@ class Held(NamedTuple):
 
 
 class SourceInBulk:
-    """Reads one source, whole or part by part; `reader` keeps clock, servers and counts for both ways of reading."""
+    """Reads one source; `reader` keeps clock, servers and counts for both ways of reading."""
 
     def __init__(
         self,
@@ -77,48 +70,35 @@ class SourceInBulk:
         self.envelopes = KnownEnvelopes()
 
     def read(self, pieces: Iterator[TextBlock | list[Line]]) -> None:
-        """Read a whole source."""
-        self.read_part(pieces)
-        self.end()
-
-    def read_part(self, pieces: Iterator[TextBlock | list[Line]], skip: int = 0) -> None:
-        """Read what these pieces hold but for the first `skip` lines, all of them in the first piece; the last record may go on behind."""
-        held: list[Held] = []  # to be read as one
+        """Read the source, which comes in pieces."""
+        held: list[_Held] = []  # to be read as one
         for piece in pieces:
-            one = self.held_of(piece)
-            if skip and one is not None:
-                one = one.part(skip)
+            one = self._in_bulk(piece)
             if held and (one is None or not one.continues(held[-1])):
                 held = self._read(held, more=False)
             if one is None:
-                lines = piece.lines() if isinstance(piece, TextBlock) else iter(piece)
-                for line in islice(lines, skip, None):
-                    self.feed(line)
-            elif len(one.block):
-                held.append(one)
-                if sum(len(other.block) for other in held) >= BLOCK:
-                    held = self._read(held, more=True)
-            skip = 0
+                for line in piece.lines() if isinstance(piece, TextBlock) else piece:
+                    self._feed(line)
+                continue
+            held.append(one)
+            if sum(len(other.block) for other in held) >= BLOCK:
+                held = self._read(held, more=True)
         self._read(held, more=False)
-
-    def end(self) -> None:
-        """Nothing follows."""
         for assembler in in_line_order(self.assemblers.values()):
             self._records(assembler.end())
 
-    def held_of(self, piece: TextBlock | list[Line]) -> Held | None:
+    def _in_bulk(self, piece: TextBlock | list[Line]) -> _Held | None:
         """A piece that can be read in bulk."""
         if not isinstance(piece, TextBlock):
             return None
         if piece.envelopes is None:
-            return Held(piece, None)
+            return _Held(piece, None)
         facts = self.envelopes.facts_of(piece)
-        return None if facts is None else Held(piece, facts)
+        return None if facts is None else _Held(piece, facts)
 
     # -- line by line --------------------------------------------------------------------------------
 
-    def feed(self, line: Line) -> None:
-        """Take one line."""
+    def _feed(self, line: Line) -> None:
         self.reader.count(line)
         self._records(self.assemblers.feed(line))
 
@@ -126,17 +106,6 @@ class SourceInBulk:
         for record in records:
             for event in self.reader.events(record):
                 self.take(event)
-
-    def ends_before(self, line: Line) -> bool:
-        """Whether a line that begins a record begins one that depends on nothing unfinished; then nothing is unfinished any more."""
-        here = self.assemblers.get(None if line.outer is None else place_of(line.outer))
-        if here is None:
-            return False
-        self.here = here
-        if not self._is_done(line.text, line.outer, header=True):
-            return False
-        self._records(self.here.end())
-        return True
 
     def _is_done(self, text: str, outer: Outer | None, *, header: bool) -> bool:
         """Whether no line from `text` on belongs to what has been read line by line."""
@@ -160,7 +129,7 @@ class SourceInBulk:
 
     # -- in bulk -------------------------------------------------------------------------------------
 
-    def _read(self, held: Sequence[Held], *, more: bool) -> list[Held]:
+    def _read(self, held: Sequence[_Held], *, more: bool) -> list[_Held]:
         """Read successive blocks as one; where `more` follow, gives back the last record, which may go on there."""
         if not held:
             return []
@@ -181,11 +150,11 @@ class SourceInBulk:
         if count == len(block):
             return []
         rest = TextBlock(number + count, block.rest(count))
-        return [Held(rest, facts.part(count) if facts else None)]
+        return [_Held(rest, facts.part(count) if facts else None)]
 
     def _blocks(self, held: Sequence[TextBlock], *, more: bool) -> list[TextBlock]:
         """`_read` for blocks whose lines wore no envelopes."""
-        return [one.block for one in self._read([Held(b, None) for b in held], more=more)]
+        return [one.block for one in self._read([_Held(b, None) for b in held], more=more)]
 
     def _lines(self, stretch: BlockRows, count: int) -> None:
         """Read the first `count` lines of a block, as many as possible in bulk."""
@@ -209,7 +178,7 @@ class SourceInBulk:
                         self.reader.chars += block.width(at, end)
                     at = end
                     continue
-            self.feed(line)
+            self._feed(line)
             at += 1
 
     def _may_begin(self, at: int, line: Line, found: Structure, ready: NDArray[np.int64]) -> bool:
@@ -300,7 +269,7 @@ class ReadOn(SourceInBulk):
             return
         self._held = self._blocks(self._held, more=False)
         for line in _lines(piece):
-            self.feed(line._replace(number=line.number + self.before))
+            self._feed(line._replace(number=line.number + self.before))
 
 
 def _lines(piece: Piece) -> Iterator[Line]:
