@@ -141,7 +141,7 @@ def test_closing_sentences(load: dict[str, float], engine: float, said: str, mon
     ratios = {name: around(value) for name, value in {**RATIOS, **load}.items()}
     found = {"load": ratios, "engine": around(engine), "config_changed": {"block_size": [16, 32]}}
     monkeypatch.setattr("logscope.comparison._replayed", lambda _: True)
-    assert (_closing(found, None, None) or "").startswith(said)  # type: ignore[arg-type]
+    assert (_closing(found, None) or "").startswith(said)  # type: ignore[arg-type]
 
 
 def test_a_regression_ends_with_status_1(tmp_path: Path) -> None:

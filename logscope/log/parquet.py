@@ -292,8 +292,10 @@ class RowGroups:
         """End the file."""
         held = stacked(self._held, self._schema).whole(self._schema) if self._waiting else None
         if held is not None and not self._groups:  # the whole file is one row group, as Polars writes it
+            written = io.BytesIO()  # Polars has no OSError for a disk that is full
+            held.write_parquet(written, compression_level=_LEVEL, row_group_size=len(held))
             self._file.seek(0)
-            held.write_parquet(self._file, compression_level=_LEVEL, row_group_size=len(held))
+            self._file.write(written.getbuffer())
             self._file.close()
             return
         if held is not None:
