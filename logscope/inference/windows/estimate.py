@@ -52,14 +52,14 @@ _ALONE = Effort()
 _SCREENED = 3  # changes are tried on every third of the sampled workloads before they are on all
 # Seconds of one core, about, for all passes, and the spread of their counts (relative) under which more passes would say the same: known
 # outputs leave less to find out than latent ones.
-_SECONDS, _OF_KNOWN = 0.85, 0.65
+_SECONDS, _OF_KNOWN = 1.0, 0.65
 _ALIKE = {False: 0.2, True: 0.15}
 _POOLED = (
     "statistics",
     "bare",
 )  # outputs are drawn anew in every particle, so that one alone has too little of the tail
 _AT_LEAST = 3  # passes, before it is asked whether they agree
-_REPLAYS = 5  # samples that are replayed exactly, with their ledgers
+_REPLAYS = 6  # samples that are replayed exactly, with their ledgers
 _MOST_ARRIVALS = 3_000
 _DENSE = 2_000  # arrivals from which on a pass is kept short: so many average out by themselves
 _MOST_IN_ALL = 600_000
