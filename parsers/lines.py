@@ -149,8 +149,8 @@ def unpacked(values: list[Any]) -> Line:
 MAX_LINE = 1 << 20
 MAX_DOCUMENT = 1 << 24
 _WORD = 8
+_MOST_COLOURED = 8  # different coloured beginnings that are compared
 # What a record or an access line without an envelope begins with, the most common first; `CRITICAL` is longer than a word, and rare.
-_MOST_COLOURED = 8
 _MOST_USUAL = 3  # of these, in nearly all lines
 _USUAL = (b"(", b"INFO ", b"INFO:", *(b"DEBUG ", b"WARNING ", b"ERROR ", b"DEBUG:", b"WARNING:", b"ERROR:"))
 _HEAD = 1 << 15

@@ -469,7 +469,6 @@ _NATIVE = tuple(
     )
 )
 
-# argparse's last word on a command line, printed before anything is logged.
 _BIND_ERROR = Format(
     "runtime",
     "bind_error",
@@ -480,6 +479,7 @@ _BIND_ERROR = Format(
     "[Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
     foreign=True,
 )
+# argparse's last word on a command line, printed before anything is logged.
 _USAGE_ERRORS = tuple(
     Format(
         "runtime",

@@ -36,11 +36,14 @@ MAX_TEXT = 400
 MAX_SAMPLES = 5
 ERROR_LEVELS = ("ERROR", "CRITICAL")
 WARNING_LEVELS = ("WARNING", *ERROR_LEVELS)
-EXCEPTION_END = r"(?:Error|Exception|Interrupt|Exit)(?:: .*)?\s*$"
+_EXCEPTION_ENDS = r"(?:Error|Exception|Interrupt|Exit)(?:: .*)?"
+EXCEPTION_END = _EXCEPTION_ENDS + r"\s*$"
 """What the last line of a traceback ends in, or holds before its text."""
 # The last line of a traceback, and the line in which pydantic says what is wrong: why a start failed that no family knows.
 _EXCEPTION = later(
-    r"(?:\[rank\d{1,4}\]: )?(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?:: .*)?$|\s{1,8}Value error, .*$"
+    r"(?:\[rank\d{1,4}\]: )?(?:[A-Za-z_][\w.]{0,100}\.)?[A-Za-z_]\w{0,60}"
+    + _EXCEPTION_ENDS
+    + r"$|\s{1,8}Value error, .*$"
 )
 MAX_ROWS = 4
 _PIECE = later(r"Traceback \(most recent call last\)|\s+(?:File \"|raise )")

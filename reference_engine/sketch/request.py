@@ -65,9 +65,7 @@ class SketchRules:
             blocks=config.num_blocks if v0 else config.num_blocks - 1,
             block_size=config.block_size,
             token_budget=config.max_num_batched_tokens - drafts.budget_share,
-            max_num_running_reqs=config.max_num_running_reqs
-            if profile.live_threshold and not v0
-            else config.max_num_seqs,
+            max_num_running_reqs=config.max_num_seqs if v0 else profile.max_num_running_reqs(config),
             watermark_blocks=int(share * config.num_blocks),
             gate=gate,
             chunk=config.long_prefill_token_threshold or config.max_num_batched_tokens,

@@ -37,7 +37,7 @@ class LookupRules:
     `past_known`: the drafting head's groups look for the block that they drop up to the last known token (0.32 on; before,
     that one is left out). `state_margin`: they take state groups along (0.24).
     `trims_full`: a second pass keeps full attention within its own hit (0.28 on). `hash_lookahead`: tokens after a
-    block that its hash covers too (0.33 with EAGLE). `limits_over_time`: newest tokens that several MTP modules never register.
+    block that its hash covers too (0.33 with EAGLE). `held_back`: newest tokens that several MTP modules never register.
     `tail_with_last`: the prompt's last token counts where a block is registered for the prompt's end (0.28 to 0.31).
     """
 
@@ -45,7 +45,7 @@ class LookupRules:
     state_margin: bool = False
     trims_full: bool = True
     hash_lookahead: int = 0
-    limits_over_time: int = 0
+    held_back: int = 0
     tail_with_last: bool = False
 
 
@@ -230,7 +230,7 @@ class KvCacheCoordinator:
         rules, lookup = self.rules, self.lookup
         tokens = min(tokens, max(0, state.num_tokens - lookup.hash_lookahead))
         whole = tokens // rules.alignment * rules.alignment
-        settled = max(0, tokens - lookup.limits_over_time)
+        settled = max(0, tokens - lookup.held_back)
         beyond = settled // rules.alignment * rules.alignment
         hashes = self._hashes(state, tokens)
         ends = self._ends(state) if rules.retention is not None or rules.reregisters else ()

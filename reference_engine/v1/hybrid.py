@@ -47,7 +47,7 @@ def coordinator_of(config: EngineConfig, profile: SemanticsProfile) -> KvCacheCo
         state_margin=not profile.window_of_processed,
         trims_full=profile.window_of_processed,
         hash_lookahead=drafts.hash_lookahead,
-        limits_over_time=drafts.uncached_tail,
+        held_back=drafts.uncached_tail,
         tail_with_last=profile.window_of_processed and not profile.sparse_retention,
     )
     pool = SharedPool(config.num_blocks - 1, profile.unhashed_first)

@@ -82,6 +82,10 @@ class SemanticsProfile:
     reregisters_states: bool = False
     hash_lookahead: bool = False
 
+    def max_num_running_reqs(self, config: EngineConfig) -> int:
+        """How many requests run at once at most; `max_num_active_seqs` counts from 0.31 on."""
+        return config.max_num_running_reqs if self.live_threshold else config.max_num_seqs
+
 
 def _history() -> tuple[SemanticsProfile, ...]:
     """All profiles, oldest first: each is its predecessor with what the release changed."""

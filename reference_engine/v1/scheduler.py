@@ -40,7 +40,7 @@ class V1Scheduler:
         self.running: list[RequestState] = []
         self.waiting: WaitingQueue = PriorityQueue(self.profile.tie_order) if self.by_priority else FcfsQueue()
         self.states: dict[RequestId, RequestState] = {}
-        self.max_num_running_reqs = config.max_num_running_reqs if self.profile.live_threshold else config.max_num_seqs
+        self.max_num_running_reqs = self.profile.max_num_running_reqs(config)
         gate = config.reserve_full_isl
         self.gate = self.profile.full_sequence_gate and (gate is None or gate)
         fraction = (config.watermark or 0.0) if self.profile.watermark else 0.0

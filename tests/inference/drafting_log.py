@@ -14,6 +14,7 @@ from reference_engine.model.kv_group import KvGroup
 from reference_engine.model.request import Request
 from reference_engine.model.step import Step
 from reference_engine.replay.plain import make_scheduler
+from tests.inference.statistics_log import SMALL
 
 START = datetime(2026, 11, 29, 10, 0, 0)
 COST = LinearStepTime(0.02, 0.0004, 0.0008, 2e-6)
@@ -245,13 +246,4 @@ def at_level(text: str, level: str) -> str:
 
 def engine(**changes: object) -> EngineConfig:
     """A small engine; `changes` of its settings."""
-    base = EngineConfig(
-        num_blocks=250,
-        block_size=32,
-        max_num_seqs=48,
-        max_num_batched_tokens=1024,
-        max_model_len=4096,
-        version="0.32.0",
-        enable_prefix_caching=False,
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(SMALL, **changes)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ __all__ = [
     "headline",
     "is_overloaded",
     "is_poor_fit",
+    "is_withheld",
     "lines_read",
     "mid_sentence",
     "no_advice",
@@ -242,6 +243,11 @@ _RANKED = {"e2e_s.p99": "E2E p99", "ttft_s.p99": "TTFT p99", "ttft_s.p50": "TTFT
 def ranked_by(document: Mapping[str, Any]) -> str:
     """The figure by which the replayed advice stands in its order; empty where none was replayed."""
     return next((_RANKED[a["ranked_by"]] for a in document.get("advice") or [] if a.get("ranked_by") in _RANKED), "")
+
+
+def is_withheld(latency: Mapping[str, Any], name: str, point: str) -> bool:
+    """Whether a percentile of the answer's `latency` (`ttft_s`, `p99`, say) is not told because its bounds are too far apart."""
+    return bool(latency.get("withheld")) and (latency.get(name) or {}).get(point) is None
 
 
 def all_engines(document: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from logscope.diagnosis.advice import MIN_WORSE
+from logscope.output.report.captions import is_withheld
 from logscope.sanitize import visible
 from logscope.wording import COSTS, LEDGER_LABELS, NOT_VISIBLE, change, duration, number, rate, setting
 
@@ -93,7 +94,7 @@ def advice(analysis: Mapping[str, Any]) -> list[Advised]:
         f"{name}.{point}"
         for name in ("ttft_s", "e2e_s")
         for point in ("p50", "p99")
-        if latency.get("withheld") and (latency.get(name) or {}).get(point) is None
+        if is_withheld(latency, name, point)
     }
     return [_advised(a, withheld) for a in analysis.get("advice") or []]
 

@@ -25,6 +25,7 @@ from logscope.output.report.captions import (
     gaps,
     is_overloaded,
     is_poor_fit,
+    is_withheld,
     lines_read,
     mid_sentence,
     no_advice,
@@ -353,7 +354,7 @@ def _effect(
         a, b = before[name][point], after[name][point]
         if a is None or b is None:
             continue
-        if a and latency.get("withheld") and (latency.get(name) or {}).get(point) is None:
+        if a and is_withheld(latency, name, point):
             parts.append(f"{word} {point} {'falls' if b < a else 'rises'} by {percent(abs(b - a) / a)}")
         else:
             parts.append(f"{word} {point} {duration(a)} to {duration(b)}")
